@@ -1,1 +1,1 @@
-"""Races and limits: each module prints ratios measured in one run, beside what the machine can do at all."""
+"""Benchmarks: each module compares models in one run, and prints ratios next to the limits of the machine."""

@@ -1,11 +1,11 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""All races of language models: `python -m benchmarks [--quick]`.
+"""Runs all benchmarks of language models: `python -m benchmarks [--quick]`.
 
-Training, prefill, decoding and generation, ours beside its peers at equal parameter counts, and every figure beside the
-limit of the machine. The peers take turns, round by round; ratios are of the same round. Training and decoding have
-processes of their own, since on a CPU the threads of a backward pass slow later decoding down. Peak memory is measured
-per model, in a process that does nothing else.
+Training, prefill, decoding and generation of this package and of peers with as many parameters, next to the limits of the
+machine. The models take turns, round by round, and ratios compare the same round. Training and decoding have separate
+processes, because on a CPU the threads of a backward pass slow down later decoding. The peak memory of each model is
+measured in a process of its own.
 """
 
 from . import decoding, generation, prefill, training

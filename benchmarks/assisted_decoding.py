@@ -1,6 +1,6 @@
-"""Assisted and prompt-lookup decoding beside greedy decoding: `python -m benchmarks.assisted_decoding MODEL DRAFT TEXT`.
+"""Compares assisted and prompt-lookup with greedy decoding: `python -m benchmarks.assisted_decoding MODEL DRAFT TEXT`.
 
-Checks that the tokens are those of greedy decoding, and prints accepted tokens per step and the ratio of speeds.
+Checks that all write the tokens of greedy decoding, and prints accepted tokens per step and the ratio of speeds.
 """
 
 import argparse
@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import retnet_hf  # noqa: F401, registers RetNet
+import retnet_hf  # noqa: F401  registers RetNet
 
 from .measuring import Spread
 
 
 def timed(model, prompt: torch.Tensor, tokens: int, **options) -> tuple[list[int], float, int]:
-    """Generated tokens, seconds, and calls of the model."""
+    """Returns the generated tokens, the seconds, and the number of calls of the model."""
     calls = 0
 
     def count(*_):

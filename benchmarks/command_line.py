@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The command line that all races share."""
+"""The command line of all benchmarks."""
 
 import argparse
 from pathlib import Path
@@ -18,7 +18,7 @@ from .race import Conditions, Limits, Race, Result, run
 from .result_tables import goals_table, sizes_of, table_of, write_json
 
 
-# What is raced unless the command line says otherwise: in full, and with --quick.
+# Defaults of the command line: in full, and with --quick.
 FULL: dict[str, Any] = {
     "size": "33M",
     "lengths": [512, 2048, 8192],
@@ -45,7 +45,7 @@ QUICK: dict[str, Any] = {
     "turn_seconds": 0.1,
     "rounds": 3,
 }
-# What --quick leaves out.
+# Models that --quick skips.
 SLOW = (
     "mamba2",
     "ours-fused-compiled",
@@ -84,7 +84,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def settings_of(race: Race, arguments: argparse.Namespace, left_out: list[str]) -> argparse.Namespace:
-    """The arguments, with this race's defaults where they say nothing. Adds to `left_out` who is missing, and why."""
+    """Returns the arguments with the defaults of this race. Adds to `left_out` why models are missing."""
     settings = argparse.Namespace(**vars(arguments))
     defaults = QUICK if arguments.quick else FULL
     for name, value in defaults.items():
@@ -125,10 +125,10 @@ def conditions_of(settings: argparse.Namespace) -> Conditions:
 
 
 def main(races: list[Race], description: str, words: list[str] | None = None) -> list[Result]:
-    """Runs the races one after the other and shows each as soon as it is over."""
+    """Runs the races one after the other, and prints each when it is over."""
     arguments = parser(description).parse_args(words)
     progress = Console(stderr=True)
-    console = Console(width=max(100, progress.width), soft_wrap=True)  # no column is cut off, in a file neither
+    console = Console(width=max(100, progress.width), soft_wrap=True)  # keeps all columns, also in a file
     machine = describe(arguments.device, arguments.threads)
     results: list[Result] = []
     limits: dict[str, list[Limits]] = {}
@@ -144,7 +144,7 @@ def main(races: list[Race], description: str, words: list[str] | None = None) ->
             for heat, reached in run(race, settings, conditions, status.update):
                 of_race += heat
                 limits[race.name] += [reached] if reached else []
-                if arguments.json:  # after every heat, so that nothing is lost where a long race is cut short
+                if arguments.json:  # after every heat, in case a long race is stopped
                     done = results + of_race
                     write_json(arguments.json, machine, conditions, done, limits, left_out, list(outcomes(done)))
         results += of_race

@@ -1,18 +1,18 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Decoding: `python -m benchmarks.decoding [--quick]`.
+"""Measures decoding: `python -m benchmarks.decoding [--quick]`.
 
-The latency of one token after contexts of growing length, and for batches of growing size, and the peak memory.
+Measures the latency of a token after contexts of growing length and for growing batches, and the peak memory.
 
-The contexts are not read. A recurrent state has the same size and cost whatever was read: that of a short prompt is taken,
-and the position of a long one. Llama's cache is filled with random keys and values of the full length. It grows during a
-turn, of 32 tokens at the most, and is cut to length before the next.
+The models do not read these contexts. A recurrent state has the same size and cost after any text, so the state of a short
+prompt is used with the position of a long one. Llama's cache is filled with random keys and values of the full length. It
+grows during a turn, by at most 32 tokens, and is cut to length before the next turn.
 
-Beside each latency stands the machine's: the weights (without the embedding, of which a row is looked up) and the state
-(read and, where it is recurrent, written) at the measured bandwidth, or the operations at the measured speed of matrix
-products, where a large batch makes that the longer of the two.
+The limit of the machine is shown next to each latency: the weights (without the embedding, of which one row is read) and
+the state (read and, if it is recurrent, written) at the measured bandwidth, or the operations at the measured speed of
+matrix products, if a large batch makes that longer.
 
-In one more heat ours runs against itself, after contexts of all lengths: the latency shall not depend on them.
+A last heat compares this package with itself after all contexts: the latency must not depend on their length.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def prepare(peer: Peer, entrant: Entrant, conditions: Conditions) -> Lap:
 
 
 def heats(settings: argparse.Namespace) -> list[Heat]:
-    """All lengths at the goals' batches, all batches at one length, and ours after contexts of every length."""
+    """Returns heats for all lengths at the goals' batches, all batches at one length, and all contexts of this package."""
     raced = [(length, batch) for batch in settings.context_batches for length in settings.contexts]
     raced += [(settings.batch_context, batch) for batch in settings.batches]
     shared = [

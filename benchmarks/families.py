@@ -1,11 +1,11 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A small MiniMax: transformers' own model against the same weights here, on one machine and in one run.
+"""Compares transformers' MiniMax with the same weights in this package, on one machine and in one run.
 
     python benchmarks/families.py [--rounds 5] [--only prefill decoding second_turn]
 
-Both models read a prompt, decode after it, and read as many tokens again, in turns. In tokens per second, medians and the
-spread of the rounds (highest over lowest) are printed, and the ratio of the medians.
+Both models take turns: they read a prompt, decode after it, and read as many tokens again. Prints medians of the tokens per
+second, their spread over the rounds (highest divided by lowest), and the ratio of the medians.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from retnet_hf_conversion.minimax import from_minimax
 
 LENGTHS = (512, 4096)
 BATCHES = (1, 8)
-STEPS = 16  # of decoding, after the prompt
+STEPS = 16  # decode steps after the prompt
 
 
 def small_minimax() -> MiniMaxForCausalLM:
-    """In the proportions of MiniMax-Text-01: heads 4/3 of the hidden size, experts 3/2; one layer in 8 softmax attention."""
+    """Returns a small MiniMax with the proportions of MiniMax-Text-01: heads 4/3 and experts 3/2 of the hidden size."""
     config = MiniMaxConfig(
         vocab_size=8192,
         hidden_size=384,
@@ -44,14 +44,14 @@ def small_minimax() -> MiniMaxForCausalLM:
 
 
 def prefill(model: PreTrainedModel, ids: torch.Tensor) -> float:
-    """Tokens per second."""
+    """Returns the tokens per second of a prompt."""
     start = time.perf_counter()
     model(ids, use_cache=True, logits_to_keep=1)
     return ids.numel() / (time.perf_counter() - start)
 
 
 def decoding(model: PreTrainedModel, ids: torch.Tensor) -> float:
-    """Tokens per second of the steps that follow the prompt."""
+    """Returns the tokens per second of decoding after the prompt."""
     output = model(ids, use_cache=True, logits_to_keep=1)
     state, token = output.past_key_values, output.logits.argmax(-1)
     start = time.perf_counter()
@@ -61,7 +61,7 @@ def decoding(model: PreTrainedModel, ids: torch.Tensor) -> float:
 
 
 def second_turn(model: PreTrainedModel, ids: torch.Tensor) -> float:
-    """Tokens per second of as many tokens again, which follow a prompt that was read."""
+    """Returns the tokens per second of a second prompt of the same length, after the first one."""
     state = model(ids, use_cache=True, logits_to_keep=1).past_key_values
     start = time.perf_counter()
     model(ids, past_key_values=state, use_cache=True, logits_to_keep=1)
@@ -69,7 +69,7 @@ def second_turn(model: PreTrainedModel, ids: torch.Tensor) -> float:
 
 
 def race(what: Callable[[PreTrainedModel, torch.Tensor], float], models: list, ids: torch.Tensor, rounds: int) -> str:
-    """One line: medians and spreads of both models, which take turns, and their ratio."""
+    """Returns a line with medians and spreads of both models, which take turns, and the ratio of the medians."""
     for model in models:
         what(model, ids)
     found = [[what(model, ids) for model in models] for _ in range(rounds)]

@@ -1,10 +1,10 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`generate` from end to end: `python -m benchmarks.generation [--quick]`.
+"""Measures `generate` as a whole: `python -m benchmarks.generation [--quick]`.
 
-A prompt is read and continued greedily: new tokens per second, the prompt's time included. torchscale has no `generate`, and
-no way to its recurrent state but token by token: that is how it reads the prompt. yet-another-retnet has none either: its
-chunkwise form reads the prompt, its recurrent one goes on.
+Reads a prompt and continues it greedily. Prints new tokens per second, including the time of the prompt. torchscale has no
+`generate`, and fills its recurrent state only token by token, so it reads the prompt token by token. yet-another-retnet has
+no `generate` either: its chunkwise form reads the prompt, and its recurrent form continues.
 """
 
 import argparse

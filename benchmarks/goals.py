@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What the races are to show: each goal, what was reached, and whether that is enough."""
+"""The goals of the races: the wanted value, the reached value, and whether the goal is met."""
 
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -12,7 +12,7 @@ from .race import Result
 
 
 class Outcome(NamedTuple):
-    """A goal and what became of it: `met` is None where the race that decides was not run."""
+    """A goal and its result. `met` is None if the race was not run."""
 
     goal: str
     wanted: str
@@ -21,7 +21,7 @@ class Outcome(NamedTuple):
 
 
 class Finder:
-    """Results by who did what."""
+    """Finds results by race, model, length, batch and reference."""
 
     def __init__(self, results: list[Result]) -> None:
         self._results = {
@@ -31,12 +31,12 @@ class Finder:
         }
 
     def __call__(self, race: str, model: str, length: int, batch: int = 1, against: str = REFERENCE) -> Result | None:
-        """The result of a heat in which the reference is of the model `against`."""
+        """Returns the result of a heat with a reference of the model `against`, or None."""
         return self._results.get((race, model, length, batch, against))
 
 
 def times_as_fast(ours: Result | None, theirs: list[Result | None]) -> Spread | None:
-    """As the fastest of them, in ratios of the same round."""
+    """Returns the speed relative to the fastest of `theirs`, in ratios of the same round."""
     rivals = [result for result in theirs if result is not None]
     if ours is None or not rivals:
         return None
@@ -62,7 +62,7 @@ def _of(result: Result | None, figure: Callable[[Result], Spread | float | None]
 
 
 def outcomes(results: list[Result]) -> Iterator[Outcome]:
-    """Of all goals, for float32, two CPU cores and 33 M parameters."""
+    """Yields the outcomes of all goals, which are for float32, two CPU cores and 33 M parameters."""
     find = Finder(results)
 
     for what, race, model, batch, wanted in (

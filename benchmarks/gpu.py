@@ -1,12 +1,12 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The speed of a GPU in five minutes: `python -m benchmarks.gpu --minutes 5 --json gpu.json`.
+"""Measures a GPU in five minutes: `python -m benchmarks.gpu --minutes 5 --json gpu.json`.
 
-Models of default options beside Llama, ViT and BERT, in turns: training, prompts, `generate()`, the first token, the
-operator alone, images and encoders. Each row has a share of the time. A row that fails or takes longer is recorded with
-the reason, and the others go on. The file is written after every row.
+Compares models with default options with Llama, ViT and BERT, in turns: training, prompts, `generate()`, the first token,
+the operator alone, images and encoders. Each row has a share of the time. If a row fails or takes longer, the reason is
+recorded and the other rows continue. The file is written after every row.
 
-It needs PyTorch, transformers and this checkout. `--device cpu --size toy` tries all rows in a minute on any machine.
+Requires PyTorch, transformers and this checkout. `--device cpu --size toy` tries all rows in a minute on any machine.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from .machine import describe
 from .whole_files import write_whole
 
 
-RESERVE = 8.0  # seconds at the end, for the process to end in
+RESERVE = 8.0  # seconds at the end for the exit of the process
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,14 +48,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Worker:
-    """A process that measures rows. An error that the GPU is lost with, or a row that does not end, ends it alone."""
+    """A process that measures rows. A lost GPU or an endless row ends only this process."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.inputs = (arguments.size, arguments.device, arguments.dtype, arguments.rounds, arguments.profile)
         self.process: multiprocessing.process.BaseProcess | None = None
 
     def start(self, seconds: float) -> None:
-        """Waits until the process has imported everything, unless it is there already."""
+        """Starts the process if it is not running, and waits until it has imported everything."""
         if self.process is not None and self.process.is_alive():
             return
         context = multiprocessing.get_context("spawn")
@@ -63,12 +63,12 @@ class Worker:
         self.process = context.Process(target=serve, args=(theirs, *self.inputs))
         self.process.start()
         theirs.close()
-        with contextlib.suppress(EOFError, OSError):  # `measure` finds that the process has ended
+        with contextlib.suppress(EOFError, OSError):  # `measure` reports that the process has ended
             if self.connection.poll(seconds):
                 self.connection.recv()
 
     def measure(self, row: Row, seconds: float) -> dict[str, Any]:
-        """What the row has found, or the reason why nothing was."""
+        """Returns the result of a row, or the reason for its failure."""
         try:
             self.connection.send((row.name, seconds))
             if self.connection.poll(seconds):
@@ -89,7 +89,7 @@ class Worker:
 
 
 def line_of(name: str, found: dict[str, Any]) -> str:
-    """A row for people."""
+    """Returns a row as readable text."""
     parts = [found["error"]] if "error" in found else []
     for contender, record in found.get("contenders", {}).items():
         if "error" in record:
@@ -128,7 +128,7 @@ def main(words: list[str] | None = None) -> None:
     }
     print(f"{content['machine']}, {arguments.dtype}, PyTorch {torch.__version__}, kernels {content['default_kernels']!r}")
     worker = Worker(arguments)
-    with tempfile.TemporaryDirectory() as folder:  # so that the first token pays for the compilation of its kernels
+    with tempfile.TemporaryDirectory() as folder:  # an empty cache: the first token must include the compilation of kernels
         os.environ["TRITON_CACHE_DIR"] = folder
         try:
             for row in rows:

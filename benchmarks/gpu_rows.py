@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The rows of `benchmarks.gpu`: what each measures, and the process that measures them.
+"""The rows of `benchmarks.gpu`: their measurements, and the process that runs them.
 
-A row returns a record of contenders, by name. Its contenders take turns, so that each round compares them under the same
-conditions. Weights are random and are made on the device.
+A row returns a record of its contenders by name. The contenders take turns, so that each round compares them under the same
+conditions. Weights are random and are created on the device.
 """
 
 import contextlib
@@ -39,15 +39,15 @@ from .peers import SIZES
 
 
 DEFAULT, LLAMA = "default", "Llama"
-TURN_SECONDS = 0.05  # of a turn, at least one call
+TURN_SECONDS = 0.05  # of a turn, which has at least one call
 PROFILED_KERNELS = 12
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the models and inputs are."""
+    """Sizes of models and inputs."""
 
-    size: str  # of `peers.SIZES`
+    size: str  # a key of `peers.SIZES`
     trained: tuple[tuple[int, int], ...]  # (batch, tokens)
     prompts: tuple[int, ...]
     new_tokens: int
@@ -89,10 +89,10 @@ SCALES = {
 
 @dataclass
 class Bench:
-    """What the rows of one process share: the device, and models, which stay while the next row needs them.
+    """The device and models that the rows of a process share. A model stays while the next row needs it.
 
     Attributes:
-        until: the time, of `time.monotonic`, after which a row begins no further round.
+        until: `time.monotonic()` after which a row begins no new round.
     """
 
     scale: Scale
@@ -103,7 +103,7 @@ class Bench:
     models: dict[Any, nn.Module] = field(default_factory=dict)
 
     def model(self, kind: str, make: Callable[[], nn.Module]) -> nn.Module:
-        """The model of that kind, which is made once."""
+        """Returns the model of this kind, creating it only once."""
         if kind not in self.models:
             torch.manual_seed(0)
             with torch.device(self.device):
@@ -116,7 +116,7 @@ class Bench:
         return torch.randint(3, limit, (batch, length), generator=generator).to(self.device)
 
     def language_model(self, name: str) -> nn.Module:
-        """Llama, or a RetNet of the default options but for the kernels that the name says."""
+        """Returns Llama, or a RetNet with default options and the kernels `name`."""
         size = SIZES[self.scale.size]
         sizes = {
             "vocab_size": size.vocabulary,
@@ -134,7 +134,7 @@ class Bench:
 
 
 def other_kernels() -> str:
-    """The second line of a row: PyTorch's operations, or the kernels while these are not the default."""
+    """Returns the kernels of the second RetNet of a row: "torch", or "triton" if "torch" is the default."""
     return "torch" if RetNetConfig().kernels != "torch" else "triton"
 
 
@@ -147,17 +147,17 @@ def free(bench: Bench) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error in one line."""
+    """Returns an error as one line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether a GPU does not compute any more in this process after the error."""
+    """Returns whether the GPU cannot compute in this process any more after the error."""
     return "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"
 
 
 def timed(step: Callable[[], object], device: str, calls: int = 1) -> float:
-    """Seconds of a call."""
+    """Returns the seconds of a call."""
     synchronize(device)
     start = time.perf_counter()
     for _ in range(calls):
@@ -173,13 +173,13 @@ def in_rounds(
     rounds: int | None = None,
     warm: dict[str, Callable[[], object]] | None = None,
 ) -> dict[str, Any]:
-    """Seconds of each contender's call in every round, and how many times as fast it was as the one it is compared with.
+    """Returns the seconds of each contender's call in every round, and its speed relative to the contender `against`.
 
-    A contender that fails is recorded with its error, and the others go on. The first call compiles kernels; it is recorded
-    with the memory that it took at its peak.
+    If a contender fails, its error is recorded and the others continue. The first call compiles kernels; its time and peak
+    memory are recorded.
 
     Args:
-        warm: calls for the first time, in the place of the contenders' own.
+        warm: first calls that replace the contenders' own first calls.
     """
     cuda = bench.device.startswith("cuda")
     found: dict[str, dict[str, Any]] = {name: {"seconds": []} for name in steps}
@@ -217,7 +217,7 @@ def in_rounds(
 
 
 def with_ratios(found: dict[str, dict[str, Any]], against: str) -> dict[str, Any]:
-    """Adds medians, and how many times as fast each was as the reference in the same round."""
+    """Adds medians, and the speed relative to the reference in the same round."""
     reference = found.get(against, {}).get("seconds", [])
     for name, record in found.items():
         if record["seconds"]:
@@ -229,7 +229,7 @@ def with_ratios(found: dict[str, dict[str, Any]], against: str) -> dict[str, Any
 
 
 def training_step(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
-    """Forward and backward. The optimiser is left out: it is the same for all."""
+    """Returns a step of forward and backward, without the optimizer, which is the same for all models."""
 
     def step() -> None:
         model.train()
@@ -273,7 +273,7 @@ def generation_step(model: nn.Module, ids: Tensor, tokens: int, **options: Any) 
 
 
 def generate(bench: Bench, batch: int, length: int, static: bool) -> dict[str, Any]:
-    """The whole call. transformers compiles the decoding of a static cache in the first call."""
+    """Measures whole calls. With a static cache, transformers compiles decoding in the first call."""
     ids, tokens = bench.ids(batch, length), bench.scale.new_tokens
     rival = f"{LLAMA}, static cache" if static else LLAMA
     options = {"cache_implementation": "static"} if static else {}
@@ -293,9 +293,9 @@ def generate(bench: Bench, batch: int, length: int, static: bool) -> dict[str, A
 
 
 def first_token(bench: Bench) -> dict[str, Any]:
-    """The first and the second call of 1 token and of 16 tokens, in a process that has compiled nothing.
+    """Measures the first and the second call with 1 token and with 16 tokens, in a process that has compiled nothing.
 
-    Llama goes first, so that nobody else pays for the start of the device, then PyTorch's operations.
+    Llama runs first, so that its time includes the start of the device; then PyTorch's operations.
     """
     ids = bench.ids(1, bench.scale.generated[0][1])
     found: dict[str, Any] = {}
@@ -311,14 +311,16 @@ def first_token(bench: Bench) -> dict[str, Any]:
 
 
 def bytes_of_kernels(tokens: int, heads: int, key_dim: int, value_dim: int, itemsize: int, chunk: int = 128) -> int:
-    """Bytes of one pass forward and back, if each kernel reads each tensor once: operands, the output in float32, gradients,
-    the cast of the output's, and a state for each chunk in both passes."""
-    in_type = 11 * key_dim + 11 * value_dim + 7 * key_dim * value_dim // chunk  # numbers in the type of the operands
+    """Returns the bytes of a forward and backward pass if each kernel reads each tensor once.
+
+    They are operands, the output in float32, gradients, the cast of the output's gradient, and two states for each chunk.
+    """
+    in_type = 11 * key_dim + 11 * value_dim + 7 * key_dim * value_dim // chunk  # elements in the dtype of the operands
     return heads * tokens * (itemsize * in_type + 4 * 2 * value_dim)
 
 
 def retention_of(library: str) -> Callable[..., Tensor]:
-    """(query, key, value, log_decay) -> output, of operands (B, H, T, ·). Raises ImportError."""
+    """Returns (query, key, value, log_decay) -> output for operands (B, H, T, ·). Raises ImportError."""
     if library == "PyTorch":
         return lambda *operands: retention(*operands, form="chunkwise")[0]
     if library == "kernels":
@@ -334,7 +336,7 @@ def retention_of(library: str) -> Callable[..., Tensor]:
 
 
 def operator(bench: Bench) -> dict[str, Any]:
-    """Retention alone with all gradients, of operands laid out as a model has them, beside a copy of the same bytes."""
+    """Compares retention with all gradients, on operands in a model's layout, with a copy of the same number of bytes."""
     heads, key_dim, value_dim, length, batch = bench.scale.operator
     log_decay = torch.log1p(-(2.0 ** -(5 + torch.arange(heads, dtype=torch.float64)))).to(bench.device, torch.float32)
     sizes = (key_dim, key_dim, value_dim, value_dim)
@@ -347,7 +349,7 @@ def operator(bench: Bench) -> dict[str, Any]:
         return lambda: torch.autograd.grad(function(*leaves, log_decay), leaves, upstream)
 
     nbytes = bytes_of_kernels(batch * length, heads, key_dim, value_dim, bench.dtype.itemsize)
-    # a copy reads and writes; four copies of a fourth of the bytes, for which there is always room
+    # A copy reads and writes its bytes. Four copies of a fourth of the bytes always fit into memory.
     source = torch.empty(nbytes // 8, dtype=torch.uint8, device=bench.device)
     target = torch.empty_like(source)
     copy = "copy of the bytes"
@@ -385,7 +387,7 @@ def images(bench: Bench, batch: int, pixels: int, training: bool) -> dict[str, A
 
 
 def encode(bench: Bench, batch: int, length: int, training: bool) -> dict[str, Any]:
-    """Masked language models as large as BERT's base, with heads of 128."""
+    """Compares masked language models of the size of BERT base, with heads of 128."""
     size = bench.scale.encoder
     heads = max(1, size["hidden_size"] // 128)
     bert = BertConfig(
@@ -416,7 +418,7 @@ def encode(bench: Bench, batch: int, length: int, training: bool) -> dict[str, A
 
 
 def profile(bench: Bench, what: str) -> dict[str, Any]:
-    """Where the device's time goes: the kernels that take most of it, and how many are launched."""
+    """Returns the kernels that take most of the device's time, and the number of launches."""
     model = bench.language_model(DEFAULT)
     if what == "training":
         ids = bench.ids(*bench.scale.trained[0])
@@ -455,12 +457,12 @@ def profile(bench: Bench, what: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement.
+    """A measurement.
 
     Attributes:
-        goal: what is to be reached by default, in words.
-        least, most: seconds that have to be left for it to begin, and after which it is ended.
-        models: a name that is equal for rows that share models.
+        goal: goal of the default kernels, in words.
+        least, most: seconds that must be left to begin the row, and seconds after which it is stopped.
+        models: name of the models; rows with the same name share them.
     """
 
     name: str
@@ -479,7 +481,7 @@ def profile_rows() -> list[Row]:
 
 
 def rows_of(scale: Scale, profiled: bool) -> list[Row]:
-    """All rows, those that matter most first."""
+    """Returns all rows, the most important ones first."""
     goals = iter((1.5, 1.35, 1.25))
     rows = [Row("first token", "at most 2 s more than eager", first_token, 10, 60)]
     for batch, length in scale.trained:
@@ -520,7 +522,7 @@ def rows_of(scale: Scale, profiled: bool) -> list[Row]:
 
 
 def serve(connection: Connection, size: str, device: str, dtype: str, rounds: int, profiled: bool) -> None:
-    """Measures rows by their names, until there is none or the device is lost."""
+    """Measures rows by name until the connection is closed or the device is lost."""
     transformers.logging.set_verbosity_error()
     scale = SCALES[size]
     bench = Bench(scale, device, getattr(torch, dtype), rounds)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.gpu_table`: writes the tables of docs/guides/gpu.md anew, from what `benchmarks.gpu` measured."""
+"""Writes the tables of docs/guides/gpu.md from the results of `benchmarks.gpu`: `python -m benchmarks.gpu_table`."""
 
 import json
 from pathlib import Path
@@ -13,19 +13,19 @@ from .whole_files import write_whole
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "gpu", ROOT / "docs" / "guides" / "gpu.md"
-HEAD = ("", "beside", "retnet_hf", '`kernels="torch"`')
+HEAD = ("", "compared with", "retnet_hf", '`kernels="torch"`')
 OWN, OF_PYTORCH = ("default", "kernels", "ViR", "encoder"), ("torch", "PyTorch")  # contenders of a row
 BESIDE = "times "
 
 
 def milliseconds(record: dict[str, Any]) -> str:
-    """Of a call, or of a token, with three digits at least."""
+    """Returns the time of a call, or of a token, with at least three digits."""
     value = record.get("ms_a_token", record["median_ms"])
     return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f} ms"
 
 
 def cell(contenders: dict[str, dict[str, Any]], names: tuple[str, ...]) -> str:
-    """The time, and how many times as fast as the one it is beside, in the same round; nothing if it was not measured."""
+    """Returns the time, and the speed relative to the other model in the same round; an empty text if not measured."""
     for record in (contenders[name] for name in names if name in contenders):
         for ratio in (record[key] for key in record if key.startswith(BESIDE)):
             return f"{milliseconds(record)} ({ratio['median']:.2f}, {ratio['low']:.2f}..{ratio['high']:.2f})"
@@ -33,7 +33,7 @@ def cell(contenders: dict[str, dict[str, Any]], names: tuple[str, ...]) -> str:
 
 
 def measured(report: dict[str, Any]) -> str:
-    """A row for each that compares contenders."""
+    """Returns a table with a line for each row that compares contenders."""
     lines = []
     for row in report["rows"]:
         contenders = row.get("contenders", {})
@@ -45,7 +45,7 @@ def measured(report: dict[str, Any]) -> str:
 
 
 def tables(results: Path = RESULTS) -> dict[str, str]:
-    """By the name of the file, which is that of the card."""
+    """Returns the tables by the name of the file, which is the name of the card."""
     return {file.stem: measured(json.loads(file.read_text(encoding="utf-8"))) for file in sorted(results.glob("*.json"))}
 
 

@@ -1,7 +1,7 @@
-"""A text of any length in constant memory: `python -m benchmarks.long_stream MODEL TEXT [--tokens N]`.
+"""Scores a text of any length in constant memory: `python -m benchmarks.long_stream MODEL TEXT [--tokens N]`.
 
-Scores the text in one stream (repeated until N tokens are reached), prints the peak memory after every tenth of it, and
-compares an excerpt with one parallel pass.
+Scores the text as one stream (repeated up to N tokens), prints the peak memory after every tenth, and compares an excerpt
+with one parallel pass.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def peak_mib() -> float:
 
 
 def repeated(ids: torch.Tensor, tokens: int) -> Iterator[torch.Tensor]:
-    """Pieces of a text, over and over, `tokens` in all, reporting as they are taken."""
+    """Yields pieces of a text, repeated up to `tokens`, and reports progress."""
     piece, taken, reported, start = 4096, 0, 0, time.perf_counter()
     while taken < tokens:
         for chunk in ids.split(piece):

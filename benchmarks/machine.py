@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The limits of this machine, measured, and its name."""
+"""The name of this machine, and measurements of its limits."""
 
 import os
 import platform
@@ -11,13 +11,13 @@ import torch
 
 
 def synchronize(device: str) -> None:
-    """Waits until the device has done what it was given."""
+    """Waits until the device has finished its work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 
 
 def vector_product(megabytes: int = 512, device: str = "cpu") -> tuple[Callable[[], object], int]:
-    """A product of a matrix and a vector, in float32, and the bytes of the matrix, which it does little but read."""
+    """Returns a product of a float32 matrix and a vector, and the bytes of the matrix, which dominate its time."""
     matrix, vector = (torch.ones(*shape, device=device) for shape in ((megabytes * 2**20 // 4 // 4096, 4096), (4096,)))
     return torch.no_grad()(lambda: matrix @ vector), matrix.nbytes
 
@@ -25,13 +25,13 @@ def vector_product(megabytes: int = 512, device: str = "cpu") -> tuple[Callable[
 def matrix_product(
     side: int = 2048, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[Callable[[], object], int]:
-    """A product of two square matrices, and its floating point operations."""
+    """Returns a product of two square matrices, and its floating point operations."""
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     return torch.no_grad()(lambda: left @ right), 2 * side**3
 
 
 def describe(device: str, threads: int) -> str:
-    """The processor that computes, in words."""
+    """Returns the name of the processor that computes."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     name = platform.processor() or platform.machine()

@@ -1,10 +1,10 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Manhattan retention in its forms, beside softmax attention: `python -m benchmarks.manhattan_retention`.
+"""Compares the forms of Manhattan retention with softmax attention: `python -m benchmarks.manhattan_retention`.
 
-One layer's tokens on square grids of growing side. The forms take turns; medians of the rounds are shown in milliseconds,
-and how many times as fast as the masked product the chunkwise form is. What needs more than --memory MiB for one map of all
-tokens to all tokens is left out.
+The forms take turns on the tokens of one layer, on square grids of growing side. Prints medians of the rounds in
+milliseconds, and the speed of the chunkwise form relative to the masked product. Forms that need more than --memory MiB for
+a map of all pairs of tokens are skipped.
 """
 
 import argparse
@@ -41,7 +41,7 @@ WAYS = {
 
 
 def race(ways: list[str], side: int, heads: int, size: int, training: bool, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each way."""
+    """Returns the median milliseconds of each form."""
     operands = [torch.randn(1, heads, side, side, size, requires_grad=training) for _ in range(3)]
     log_decay = torch.log(1 - 2.0 ** (-2 - 4 * torch.arange(heads) / heads))
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""How things are measured: in processes of their own, in turns, and given as a median with its spread."""
+"""Measurements in separate processes and in turns, as medians with their spread."""
 
 import functools
 import multiprocessing
@@ -20,7 +20,7 @@ import transformers
 from .machine import synchronize
 
 
-# What the processes are forked from: all that a measurement imports, so that its memory is not counted as a model's.
+# Modules that are imported before processes fork, so that their memory is not counted as a model's memory.
 PRELOADED = (
     "retnet_hf",
     "torch._dynamo",
@@ -34,7 +34,7 @@ PRELOADED = (
 
 
 class Spread(NamedTuple):
-    """A median, and the values that a tenth of all lies below and above."""
+    """A median, and the values at 10 % and 90 %."""
 
     median: float
     low: float
@@ -51,22 +51,22 @@ class Spread(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why there is no measurement, which is a result too."""
+    """The reason why there is no measurement."""
 
     reason: str
 
 
 def lack_of_memory(error: Exception) -> bool:
-    """Whether that is what an error says; PyTorch raises a plain RuntimeError for it on a CPU."""
+    """Returns whether an error means lack of memory; on a CPU, PyTorch raises a plain RuntimeError."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and "alloc" in str(error)
     )
 
 
 def attempt(function: Callable, *arguments: Any) -> Any:
-    """What the function returns, or a `Failure`: for want of memory, or with the name of another error, which is printed.
+    """Returns the result of the function, or a `Failure` that says out of memory or names the error, which is printed.
 
-    One entrant that fails shall not take along hours of the others' times.
+    The failure of one entrant must not lose the times of the others.
     """
     try:
         return function(*arguments)
@@ -78,7 +78,7 @@ def attempt(function: Callable, *arguments: Any) -> Any:
 
 
 class PeakMemory:
-    """Bytes that this process has taken, at the most, beyond what it had when this object was made."""
+    """Peak bytes that this process took in addition to its memory when this object was created."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -98,15 +98,15 @@ class PeakMemory:
 
 
 def _work(function: Callable, arguments: tuple, memory_limit: int | None, answers: Connection) -> None:
-    if memory_limit is not None:  # so that what does not fit fails, before the machine runs out of memory
+    if memory_limit is not None:  # fails before the machine runs out of memory
         resource.setrlimit(resource.RLIMIT_DATA, (memory_limit, memory_limit))
-    transformers.logging.set_verbosity_error()  # Mamba2 says at length, in each process, that its kernels are missing
+    transformers.logging.set_verbosity_error()  # Mamba2 warns in each process that its kernels are missing
     answers.send(attempt(function, *arguments))
 
 
 @functools.cache
 def _context() -> Any:
-    """Processes begin anew where there is a GPU, which a fork of a process that has asked for it cannot use."""
+    """Returns a context that spawns processes if there is a GPU, because a fork could not use the parent's GPU context."""
     if torch.cuda.is_available():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -117,9 +117,9 @@ def _context() -> Any:
 def in_its_own_process(
     function: Callable, *arguments: Any, time_limit: float | None = None, memory_limit: int | None = None
 ) -> Any:
-    """What `function` returns, in a process of its own, which has imported everything and computed nothing.
+    """Returns the result of `function` in a new process that has imported everything and computed nothing.
 
-    A `Failure` where it fails, or where the memory (in bytes) or the time (in seconds) does not suffice.
+    Returns a `Failure` if it fails, or exceeds the memory (in bytes) or the time (in seconds).
     """
     receiver, sender = _context().Pipe(duplex=False)
     process = _context().Process(target=_work, args=(function, arguments, memory_limit, sender))
@@ -132,7 +132,7 @@ def in_its_own_process(
         return receiver.recv()
     except EOFError:
         process.join()
-        killed = process.exitcode == -signal.SIGKILL  # by the kernel, for want of memory
+        killed = process.exitcode == -signal.SIGKILL  # by the operating system, for lack of memory
         return Failure("out of memory" if killed else f"exit status {process.exitcode}")
     except BaseException:
         process.kill()
@@ -143,12 +143,12 @@ def in_its_own_process(
 
 @dataclass
 class Turn:
-    """What is timed, and how often at a time.
+    """A timed call.
 
     Attributes:
         step: the call.
-        ready: what goes before each turn, outside the clock.
-        most_calls: calls in a turn, at the most.
+        ready: a call before each turn that is not timed.
+        most_calls: maximum of calls in a turn.
     """
 
     step: Callable[[], object]
@@ -159,9 +159,10 @@ class Turn:
 def in_turns(
     turns: dict[Hashable, Turn], rounds: int, turn_seconds: float, device: str = "cpu"
 ) -> dict[Hashable, list[float] | Failure]:
-    """Seconds per call in every round. One round is a turn of each, of about `turn_seconds`, but at least one call.
+    """Returns the seconds per call in every round. In a round, each entrant has a turn of about `turn_seconds`.
 
-    A `Failure` for who fails, without whom the others go on. On a GPU each has a call before, in which kernels are compiled.
+    A turn has at least one call. If an entrant fails, its result is a `Failure`, and the others continue. On a GPU, each
+    entrant has one call before the rounds, which compiles kernels.
     """
 
     def timed(turn: Turn, calls: int) -> float:
@@ -179,7 +180,7 @@ def in_turns(
         for name, turn in turns.items():
             first = attempt(timed, turn, 1)
             results[name] = first if isinstance(first, Failure) else []
-    for number in range(-2, rounds):  # two rounds warm up; the second says how many calls make up a turn
+    for number in range(-2, rounds):  # two warm-up rounds; the second sets the calls in a turn
         for name, turn in turns.items():
             if isinstance(results[name], Failure) or (number == -1 and name in calls):
                 continue
@@ -188,6 +189,6 @@ def in_turns(
                 results[name] = elapsed
             elif number >= 0:
                 results[name].append(elapsed)
-            elif number == -1 or elapsed > 20 * turn_seconds:  # nothing is left to warm up where a step takes so long
+            elif number == -1 or elapsed > 20 * turn_seconds:  # long steps need no second warm-up round
                 calls[name] = max(1, min(turn.most_calls, round(turn_seconds / elapsed)))
     return results

@@ -1,7 +1,7 @@
-"""What padding and packing cost: `python -m benchmarks.mixed_batches`.
+"""Measures the costs of padding and packing: `python -m benchmarks.mixed_batches`.
 
-The same batch of token ids three times: plain; with rows of different lengths, padded under an attention mask; and with
-several documents packed into each row. Forward and training step, each in a process of its own, the three interleaved.
+The same batch of token ids runs three times: plain; with rows of different lengths, padded and masked; and with several
+documents packed into each row. Forward and training step have separate processes; the three batches alternate.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from .measuring import Failure, Spread, Turn, in_its_own_process, in_turns
 
 
 def measure(training: bool, preset: str, batch: int, length: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of every round, by kind of batch."""
+    """Returns the seconds of every round, by type of batch."""
     torch.manual_seed(0)
     model = RetNetForCausalLM(RetNetConfig.from_preset(preset, vocab_size=8192)).train(training)
     ids = torch.randint(8192, (batch, length))

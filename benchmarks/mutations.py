@@ -1,10 +1,10 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Breaks one line of the core at a time and runs the tests of its file. A mutant that passes them shows a missing test.
+"""Changes one line of the sources at a time and runs the tests of its file. A mutant that passes shows a missing test.
 
     python -m benchmarks.mutations [--only NAME] [--processes 2]
 
-Each mutant runs in a copy of the checkout. About 20 seconds for each.
+Each mutant runs in a copy of the checkout, in about 20 seconds.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from queue import Queue
 
 ROOT = Path(__file__).parents[1]
 
-# Of each file of retnet_hf, and of other packages by their path: the tests that hold it, and pairs of a line as it is, found
-# once in the file, and broken.
+# For each file of retnet_hf, by name, and of other packages, by path: the tests of the file, and pairs of a line, which must
+# occur once in the file, and its changed version.
 MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "retention_forms": (
         "retention precision gradients encoder",
@@ -558,13 +558,13 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
 
 
 def module_path(name: str) -> str:
-    """Where a module of retnet_hf is, without its suffix."""
+    """Returns the path of a module of retnet_hf without its suffix."""
     [path] = (ROOT / "retnet_hf").rglob(f"{name}.py")
     return path.relative_to(ROOT).with_suffix("").as_posix()
 
 
 def mutants(only: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """File, tests, line and broken line of each mutant."""
+    """Yields file, tests, line and changed line of each mutant."""
     for file, (tests, pairs) in MUTANTS.items():
         for line, broken in pairs:
             if only in f"{file}: {line}":
@@ -572,12 +572,12 @@ def mutants(only: str = "") -> Iterator[tuple[str, str, str, str]]:
 
 
 def file_of_tests(name: str, checkout: Path = ROOT) -> Path:
-    """The file of tests of that name, in either of their rings. StopIteration: there is none."""
+    """Returns the file of tests with this name in `tests` or `tests_around`. StopIteration: there is none."""
     return next(checkout.glob(f"tests*/*/test_{name}.py"))
 
 
 def is_killed(checkout: Path, file: str, tests: str, line: str, broken: str) -> bool:
-    """Whether a test fails in the checkout with the broken line. The file is put back."""
+    """Returns whether a test fails in the checkout with the changed line. Restores the file."""
     source = (checkout / file).read_text(encoding="utf-8")
     (checkout / file).write_text(source.replace(line, broken), encoding="utf-8")
     names = [str(file_of_tests(name, checkout)) for name in tests.split()]
@@ -593,7 +593,7 @@ def is_killed(checkout: Path, file: str, tests: str, line: str, broken: str) -> 
 
 
 def copied(folder: Path) -> Path:
-    """A copy of the files that git tracks, in which packages are found under their installed names."""
+    """Copies the files that git tracks into a folder, links packages under their installed names, and returns the folder."""
     for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)

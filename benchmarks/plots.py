@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The headline figures of the RetNet paper (arXiv 2307.08621, figure 6), and what training costs."""
+"""Plots like figure 6 of the RetNet paper (arXiv 2307.08621), and of the costs of training."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from .peers import CONTENDERS, REFERENCE
 from .race import Result
 
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, and greys and a brown; a solid line is ours.
+# Okabe and Ito's colours for colour-blind readers, greys and a brown. This package has a solid line.
 STYLES = {
     "ours": ("#D55E00", "o", "-"),
     "ours-fused": ("#E69F00", "p", "-"),
@@ -34,7 +34,7 @@ STYLES = {
 
 
 class Panel(NamedTuple):
-    """One diagram: a figure of results against an attribute of theirs, a line for each model."""
+    """A diagram of one figure of results against one of their attributes, with a line for each model."""
 
     results: list[Result]
     across: str
@@ -59,7 +59,7 @@ MEMORY, THROUGHPUT, LATENCY = (_memory, "peak memory, GiB"), (_throughput, "toke
 
 
 def _most_varied(results: list[Result], fixed: str, varied: str) -> list[Result]:
-    """Those with the value of `fixed` at which `varied` has the most values; the largest such value."""
+    """Returns the results with the value of `fixed` that has the most values of `varied`; the largest such value."""
     values: dict[int, set[int]] = {}
     for result in results:
         values.setdefault(getattr(result, fixed), set()).add(getattr(result, varied))
@@ -68,7 +68,7 @@ def _most_varied(results: list[Result], fixed: str, varied: str) -> list[Result]
 
 
 def figures_of(results: list[Result]) -> dict[str, tuple[str, list[Panel]]]:
-    """Title and panels of each picture, by name: of the races that were run."""
+    """Returns title and panels of each picture by name, for the races that were run."""
     raced = [result for result in results if result.reference.model == REFERENCE]
     figures = {}
     decoding = [result for result in raced if result.race == "decoding"]
@@ -100,7 +100,7 @@ def _draw(axes: Any, panel: Panel, models: list[str]) -> None:
         if not points:
             continue
         color, marker, line = STYLES[model]
-        order = 3 + len(models) - number  # the first on top, where lines meet
+        order = 3 + len(models) - number  # draws the first line above the others
         axes.plot(*zip(*points), color=color, marker=marker, linestyle=line, label=CONTENDERS[model].label, zorder=order)
         failed = next((r for r in own if r.failure and getattr(r, panel.across) > points[-1][0]), None)
         if failed is not None:
@@ -114,7 +114,7 @@ def _draw(axes: Any, panel: Panel, models: list[str]) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3)
 
-    free = math.inf  # in points: below it no label has been written yet
+    free = math.inf  # in points; labels so far are above it
     for point, text, color in sorted(failures, key=lambda failure: -failure[0][1]):
         height = axes.transData.transform(point)[1] * 72 / axes.figure.dpi
         free = min(height - 2, free - 9)
@@ -122,7 +122,7 @@ def _draw(axes: Any, panel: Panel, models: list[str]) -> None:
 
 
 def draw(results: list[Result], machine: str, folder: Path) -> None:
-    """Writes memory.png, throughput.png, context.png, latency.png and training.png, of the races that were run."""
+    """Writes memory.png, throughput.png, context.png, latency.png and training.png for the races that were run."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Reading a prompt: `python -m benchmarks.prefill [--quick]`.
+"""Measures the reading of a prompt: `python -m benchmarks.prefill [--quick]`.
 
-Tokens per second up to the logits of the last token and the state to decode from. The parallel and chunkwise forms of
-torchscale, and the parallel one of yet-another-retnet, leave no state behind and are timed without.
+Prints tokens per second up to the logits of the last token and the state for decoding. The parallel and chunkwise forms of
+torchscale and the parallel form of yet-another-retnet return no state, and are timed without one.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A race: who runs in which heats, how a heat is run, and what comes of it.
+"""Races: entrants, heats, and results.
 
-Before the turns of a heat, each of its entrants makes two steps in a process of its own, for its peak memory; whoever does
-not fit there, or takes too long, does not start. Then the others take turns in another process, beside the machine itself,
-whose matrix product and memory bandwidth are measured anew in every round.
+Before a heat, each entrant makes two steps in a process of its own, which measures its peak memory. An entrant that does not
+fit or takes too long does not start. Then the others take turns in another process, together with matrix products and memory
+reads that measure the machine's limits in every round.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from .peers import CONTENDERS, REFERENCE, SIZES, Peer, build
 
 
 class Entrant(NamedTuple):
-    """Who does what.
+    """A model with its inputs.
 
     Attributes:
         model: a name of `CONTENDERS`.
-        length: tokens of each sequence, or those before the first that is decoded.
-        batch: sequences.
-        checkpointed: recomputes its layers in the backward pass.
+        length: tokens of each sequence, or tokens before the first decoded one.
+        batch: number of sequences.
+        checkpointed: whether layers are recomputed in the backward pass.
     """
 
     model: str
@@ -40,7 +40,7 @@ class Entrant(NamedTuple):
 
 
 class Heat(NamedTuple):
-    """Entrants that take turns, and the one that the others are compared with."""
+    """Entrants that take turns, and the reference for their ratios."""
 
     entrants: tuple[Entrant, ...]
     reference: Entrant
@@ -48,10 +48,10 @@ class Heat(NamedTuple):
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is the same for all entrants of a race.
+    """Conditions that are the same for all entrants of a race.
 
     Attributes:
-        deadline: on the monotonic clock; what runs then is ended, and no heat begins after it.
+        deadline: on the monotonic clock; running work is stopped then, and no new heat begins.
     """
 
     size: str = "33M"
@@ -70,12 +70,12 @@ class Conditions:
         return math.inf if self.deadline is None else self.deadline - time.monotonic()
 
     def peer(self, name: str) -> Peer:
-        """The model of that name, on its device, in its type."""
-        with torch.device(self.device):  # where a billion parameters are initialised at once
+        """Returns the model of this name, on its device and in its dtype."""
+        with torch.device(self.device):  # initialises a billion parameters fast
             peer = build(name, SIZES[self.size])
         peer.module.to(self.device, getattr(torch, self.dtype))
         if self.device.startswith("cuda"):
-            torch.cuda.reset_peak_memory_stats(self.device)  # before, all was float32
+            torch.cuda.reset_peak_memory_stats(self.device)  # ignores the float32 copy
         peer.ready()
         return peer
 
@@ -84,7 +84,7 @@ class Conditions:
 
 
 class Work(NamedTuple):
-    """Operations and bytes that a step cannot do without, so many times over."""
+    """Operations and bytes that a step needs, repeated `times`."""
 
     flops: float
     nbytes: float = 0.0
@@ -93,13 +93,13 @@ class Work(NamedTuple):
 
 @dataclass
 class Lap:
-    """What an entrant runs.
+    """A step of an entrant.
 
     Attributes:
         turn: the timed step.
-        tokens: read or written by a step.
-        work: done by a step.
-        state_bytes: of what is kept between steps.
+        tokens: tokens that a step reads or writes.
+        work: work of a step.
+        state_bytes: bytes of the state between steps.
     """
 
     turn: Turn
@@ -113,14 +113,14 @@ Prepare = Callable[[Peer, Entrant, Conditions], Lap]
 
 @dataclass(frozen=True)
 class Race:
-    """A discipline.
+    """A benchmark of one task.
 
     Attributes:
-        name: of its module, too.
-        title: of its table.
-        models: that run unless others are asked for.
-        prepare: makes an entrant ready, in the process that it runs in.
-        heats: of the settings, among which are the models.
+        name: name of the race and of its module.
+        title: title of its table.
+        models: models that run by default.
+        prepare: function that prepares an entrant, in the process that runs it.
+        heats: function that returns the heats for the settings, which include the models.
     """
 
     name: str
@@ -132,16 +132,16 @@ class Race:
 
 @dataclass
 class Result:
-    """What one entrant reached in one heat; either `failure`, or the figures.
+    """The result of an entrant in a heat: either `failure`, or the figures.
 
     Attributes:
-        seconds: per step, in every round.
+        seconds: seconds per step in every round.
         rate: tokens per second.
-        ratio: rate over that of the reference, in the same round.
-        bound: seconds that the machine needs at the least: for each part of the work, what takes longer of its operations
-            at the measured speed of matrix products and its bytes at the measured bandwidth.
-        of_bound: `bound` over the median of the seconds.
-        memory, memory_ratio: peak in bytes, and over that of the reference.
+        ratio: rate divided by the reference's rate in the same round.
+        bound: minimal seconds on this machine: for each part of the work, the longer time of its operations at the measured
+            speed of matrix products and of its bytes at the measured bandwidth.
+        of_bound: `bound` divided by the median of the seconds.
+        memory, memory_ratio: peak memory in bytes, and divided by the reference's.
     """
 
     race: str
@@ -177,11 +177,11 @@ class _HeatTimes(NamedTuple):
 
 
 def peak_memory(prepare: Prepare, entrant: Entrant, conditions: Conditions) -> int:
-    """Bytes at the most of a model and two of its steps, beyond what the process had before."""
+    """Returns the peak bytes of a model and two of its steps, without the memory that the process had before."""
     torch.set_num_threads(conditions.threads)
     memory = PeakMemory(conditions.device)
     turn = prepare(conditions.peer(entrant.model), entrant, conditions).turn
-    if conditions.device.startswith("cuda"):  # what compiling and choosing kernels takes is not the model's
+    if conditions.device.startswith("cuda"):  # ignores memory for compiling and choosing kernels
         turn.ready()
         turn.step()
         torch.cuda.synchronize(conditions.device)
@@ -193,7 +193,7 @@ def peak_memory(prepare: Prepare, entrant: Entrant, conditions: Conditions) -> i
 
 
 def heat_times(prepare: Prepare, entrants: list[Entrant], conditions: Conditions) -> _HeatTimes:
-    """Everyone's times, taken in turns in this process."""
+    """Returns the times of all entrants, which take turns in this process."""
     torch.set_num_threads(conditions.threads)
     shared = functools.cache(conditions.peer)
     peers = {entrant: (conditions.peer if entrant.checkpointed else shared)(entrant.model) for entrant in entrants}
@@ -215,12 +215,12 @@ def heat_times(prepare: Prepare, entrants: list[Entrant], conditions: Conditions
 
 
 def least_seconds(work: list[Work], speed: float, bandwidth: float) -> float:
-    """Of a step, on a machine of that many operations and bytes per second."""
+    """Returns the minimal seconds of a step on a machine with these operations and bytes per second."""
     return sum(part.times * max(part.flops / speed, part.nbytes / bandwidth) for part in work)
 
 
 def results_of(race: str, heat: Heat, times: _HeatTimes, memory: dict[Entrant, int | Failure | None]) -> list[Result]:
-    """Figures and ratios of a heat, in the order of its entrants. Who fits alone, but has no times, had too little room."""
+    """Returns results in the order of the entrants. One that fits alone but has no times did not fit next to the others."""
     results = []
     reference, least = times.entrants.get(heat.reference), memory.get(heat.reference)
     for entrant in heat.entrants:
@@ -245,7 +245,7 @@ def results_of(race: str, heat: Heat, times: _HeatTimes, memory: dict[Entrant, i
 
 
 class Limits(NamedTuple):
-    """What the machine reached beside the entrants of a heat: operations and bytes per second."""
+    """Operations and bytes per second that the machine reached in the rounds of a heat."""
 
     matmul_speed: float
     bandwidth: float
@@ -254,7 +254,7 @@ class Limits(NamedTuple):
 def run(
     race: Race, settings: argparse.Namespace, conditions: Conditions, report: Callable[[str], None] = lambda _: None
 ) -> Iterator[tuple[list[Result], Limits | None]]:
-    """Results and limits of each heat as soon as it is over; `report` hears what is going on."""
+    """Yields results and limits of each heat when it is over; calls `report` with the progress."""
 
     def alone(seconds: float, function: Callable, *arguments: Any) -> Any:
         left = conditions.seconds_left()
@@ -268,13 +268,13 @@ def run(
         for entrant in heat.entrants:
             report(f"{race.name}, {entrant.length:,} tokens x {entrant.batch}: memory of {entrant.model}")
             if CONTENDERS[entrant.model].is_compiled:
-                memory[entrant] = None  # it would be the compiler's
+                memory[entrant] = None  # would be the memory of the compiler
             else:
                 memory[entrant] = alone(conditions.time_limit, peak_memory, entrant)
         starters = [entrant for entrant in heat.entrants if not isinstance(memory[entrant], Failure)]
         report(f"{race.name}, {heat.entrants[0].length:,} tokens x {heat.entrants[0].batch}: {len(starters)} in turns")
         times = alone(conditions.time_limit * (conditions.rounds + 2) * len(starters), heat_times, starters)
-        if isinstance(times, Failure):  # of the whole process, whoever it was
+        if isinstance(times, Failure):  # the whole process failed, because of any entrant
             failed = {entrant: _Timing(times, 0, [], 0, None) for entrant in starters}
             yield results_of(race.name, heat, _HeatTimes(failed, 1.0, 1.0), memory), None
         else:
@@ -284,7 +284,7 @@ def run(
 def shared_heats(
     models: list[str], lengths: list[int], batches: list[int], race: str, reference: str = REFERENCE
 ) -> list[Heat]:
-    """A heat for each length and batch, of all models that are not too slow for it."""
+    """Returns a heat for each length and batch, with all models that are not too slow for it."""
     heats = []
     for batch in batches:
         for length in lengths:

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Results as tables and as JSON."""
+"""Tables and JSON of results."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -46,7 +46,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
 
 
 def table_of(race: Race, results: list[Result], limits: list[Limits]) -> Table:
-    """A row for each entrant, heat by heat."""
+    """Returns a table with a row for each entrant, heat by heat."""
     reached = ""
     if limits:
         speed, bandwidth = (median(values) for values in zip(*limits))
@@ -68,7 +68,7 @@ def table_of(race: Race, results: list[Result], limits: list[Limits]) -> Table:
 
 
 def sizes_of(results: Iterable[Result]) -> str:
-    """Parameters of every model, in a line."""
+    """Returns a line with the parameters of every model."""
     sizes = {result.model: result.parameters for result in results if result.parameters}
     return "parameters: " + ", ".join(f"{model} {count / 1e6:.2f} M" for model, count in sizes.items())
 
@@ -84,7 +84,7 @@ def goals_table(outcomes: Iterable[Outcome], conditions: str = "float32, 2 CPU c
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no type for, as what it has one for."""
+    """Returns a value in types that JSON supports."""
     if isinstance(value, Spread):
         return value._asdict()
     return value

@@ -1,11 +1,10 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.state_tuning`: a learned initial state beside LoRA of as many parameters, and all weights.
+"""Compares a learned initial state with LoRA of as many parameters, and all weights: `python -m benchmarks.state_tuning`.
 
-A model of 1.3 M parameters learns the King James Bible. Then it is tuned to answer whether a verse is of the Old or the New
-Testament, and to read another text, from a tenth as many tokens. Each way of tuning has the best of its learning rates. The
-results are written to benchmarks/results/state_tuning.json, and the table of docs/guides/fine-tune.md is made from them
-(`--table` for the table alone).
+A model of 1.3 M parameters learns the King James Bible. Then it is tuned to answer whether a verse is from the Old or the
+New Testament, and to read another text, on a tenth as many tokens. Each method uses the best of its learning rates. Writes
+benchmarks/results/state_tuning.json and the table of docs/guides/fine-tune.md from it (`--table`: only the table).
 """
 
 import argparse
@@ -40,9 +39,9 @@ RESULTS, PAGE = ROOT / "benchmarks" / "results" / "state_tuning.json", ROOT / "d
 SETTING = SETTINGS["laptop"]
 BASE, BASE_RATE, OTHER_TEXT, STEPS = "king-james", 6e-3, "dictionary", 250
 SEEDS = (0, 1)
-RANK = 5  # of q, k, v, gate and output: 33,280 parameters, where the states have 32,768
+RANK = 5  # of q, k, v, gate and output: 33,280 parameters; the states have 32,768
 POSITIONS = ((0, 64), (64, 256))
-VERSES, LONGEST, VERSES_OF_A_STEP = 500, 48, 8  # of each testament for choosing and for reporting; tokens; verses
+VERSES, LONGEST, VERSES_OF_A_STEP = 500, 48, 8  # per testament for choosing and for reporting; most tokens; batch
 
 
 def with_lora(model: RetNetForCausalLM) -> nn.Module:
@@ -52,7 +51,7 @@ def with_lora(model: RetNetForCausalLM) -> nn.Module:
     return get_peft_model(model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=modules))
 
 
-# title, the module that is trained, and its learning rates
+# title, trained module, and learning rates
 WAYS: tuple[tuple[str, Callable[[RetNetForCausalLM], nn.Module], tuple[float, ...]], ...] = (
     ("initial state", StateTuning, (1e-1, 3e-1, 1.0)),
     ("LoRA", with_lora, (3e-3, 1e-2, 3e-2)),
@@ -66,7 +65,7 @@ def stream(text: str, part: str) -> Tensor:
 
 @torch.no_grad()
 def perplexities(model: nn.Module, part: str) -> list[float]:
-    """Of the other text, in blocks of the trained length, by `POSITIONS`."""
+    """Returns perplexities of the other text in blocks of the trained length, for the ranges in `POSITIONS`."""
     ids = stream(OTHER_TEXT, part)
     blocks = ids[: min(len(ids), SETTING.scored_tokens) // SETTING.block * SETTING.block].view(-1, SETTING.block)
     losses = [
@@ -86,7 +85,7 @@ class Verses(NamedTuple):
 
 @cache
 def verses() -> dict[str, Verses]:
-    """Verses of parts of the Bible in equal numbers of each testament, by "training", "choosing" and "reporting"."""
+    """Returns as many verses of each testament, by part: "training", "choosing" and "reporting"."""
     found = texts.verses()
     first_of_new = [chapter for chapter, _ in found].index("Mat1")
     tokenizer = texts.tokenizer(SETTING.vocabulary, SETTING.tokenizer_texts)
@@ -112,7 +111,7 @@ def verses() -> dict[str, Verses]:
 
 
 def answered(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    """Logits of the two answers, (N, 2): those of the words "old" and "new" after the verse."""
+    """Returns the logits (N, 2) of the words "old" and "new" after each verse."""
     return model(ids, attention_mask=mask, logits_to_keep=1).logits[:, -1, words()]
 
 
@@ -124,7 +123,7 @@ def words() -> Tensor:
 
 @torch.no_grad()
 def wrong(model: nn.Module, part: str) -> list[float]:
-    """The percentage of wrong answers."""
+    """Returns the percentage of wrong answers."""
     given = verses()[part]
     pieces = zip(given.ids.split(100), given.mask.split(100), given.answers.split(100))
     right = [(answered(model, ids, mask).argmax(-1) == answers).float() for ids, mask, answers in pieces]
@@ -158,7 +157,7 @@ def fit_at(rate: float, model: nn.Module, losses: Iterator[Tensor]) -> None:
         pass
 
 
-# by title: how a model is tuned, what it is measured by (least is best), and the columns
+# by title: the function that tunes, the measure (lower is better), and the columns
 TASKS = {
     "verses": (tune_on_verses, wrong, ["testament of a verse, % wrong"]),
     "text": (tune_on_text, perplexities, [f"{OTHER_TEXT}, perplexity of tokens {a} to {b}" for a, b in POSITIONS]),
@@ -187,7 +186,7 @@ def measure() -> dict:
 
 
 def best_of(cells: list[dict]) -> list[dict]:
-    """Those of the rate that is best on the part for choosing."""
+    """Returns the results of the learning rate that is best on the part for choosing."""
     rates = {cell["rate"] for cell in cells}
     return min(
         ([cell for cell in cells if cell["rate"] == rate] for rate in rates),

@@ -1,17 +1,17 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Training: `python -m benchmarks.training [--quick]`.
+"""Measures training: `python -m benchmarks.training [--quick]`.
 
-A step is the forward pass, the cross-entropy of the next tokens and the backward pass, with --optimizer a step of AdamW
-too. Tokens per second, peak memory, and the part of the machine's speed in matrix products that is reached, where
+A step is the forward pass, the cross-entropy of the next tokens and the backward pass; with --optimizer, also a step of
+AdamW. Prints tokens per second, peak memory, and the reached share of the machine's speed in matrix products, with
 
     operations = 3 (2 tokens x weights of linear maps + tokens x mixing)
 
-(a backward pass is twice a forward one); the mixing of a token takes 4 K V for each head of retention, state update and
-read-out, and 4 x hidden size x half of the length in each layer of attention. What a model does beyond that, chunks' inner
-products or a masked half, does not count as work.
+A backward pass counts twice a forward pass. Mixing a token takes 4 K V operations for each head of retention (state update
+and read-out), and 4 x hidden size x half of the length in each layer of attention. Other operations of a model, such as
+inner products in chunks or a masked half, do not count as work.
 
-At two more lengths ours runs alone, both times with its layers checkpointed: the time per token shall not depend on them.
+At two more lengths, this package runs alone with checkpointed layers: the time per token must not depend on the length.
 """
 
 import argparse

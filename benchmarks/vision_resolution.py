@@ -1,16 +1,16 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Speed and memory against resolution: `python -m benchmarks.vision_resolution [--quick]`.
+"""Measures speed and memory against resolution: `python -m benchmarks.vision_resolution [--quick]`.
 
-ViR-S/16 in its three forms and in bands of rows, beside transformers' ViT-S/16 with SDPA, at resolutions from 224 to 1,536
-pixels: images per second and peak memory, of a forward pass and of a training step (AdamW). `--models` chooses, and adds
-RMT-S and a MetaFormer whose mixers are linear Manhattan retention.
+Compares ViR-S/16 in its three forms and in bands of rows with transformers' ViT-S/16 with SDPA, at resolutions from 224 to
+1,536 pixels: images per second and peak memory of a forward pass and of a training step (AdamW). `--models` selects models,
+also RMT-S and a MetaFormer with linear Manhattan retention.
 
-Every measurement has a process of its own, forked from one that has imported everything and computed nothing, and its peak
-memory is what it took beyond that. The models take turns; the whole is repeated, and medians are shown with the spread of
-the repetitions. A measurement that does not fit into the memory, or takes too long, is a result too.
+Every measurement has its own process, forked from a process that has imported everything and computed nothing; its peak
+memory is the memory that it adds. The models take turns. All measurements are repeated, and tables show medians with the
+spread of the repetitions. If a measurement does not fit into memory or takes too long, this is recorded as its result.
 
-The file of `--json` is written after every measurement, and the same command given again goes on where it ended.
+The file of `--json` is written after every measurement. The same command continues a stopped run.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def vir(form: str) -> Callable[[int, dict[str, int]], tuple[nn.Module, Forward]]
         model = ViRForImageClassification(config)
         if form != "bands":
             return model, lambda images: model(images, retention_form=form).logits
-        rows = max(PATCH, pixels // PATCH // 8 * PATCH)  # about eight bands
+        rows = max(PATCH, pixels // PATCH // 8 * PATCH)  # for about eight bands
         return model, lambda images: model.classify_bands(images.split(rows, dim=2), (pixels, pixels)).logits
 
     return build
@@ -95,7 +95,7 @@ def manhattan(pixels: int, size: dict[str, int]) -> tuple[nn.Module, Forward]:
     return model, lambda images: model(images).logits
 
 
-# name: (what it is, what builds it, whether it can be trained)
+# name: (description, builder, whether it can be trained)
 MODELS = {
     REFERENCE: ("ViT, SDPA", vit, True),
     "vir-chunkwise": ("ViR, chunkwise", vir("chunkwise"), True),
@@ -111,7 +111,7 @@ MODES = ("forward", "training")
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement."""
+    """A measurement."""
 
     model: str
     pixels: int
@@ -121,12 +121,12 @@ class Job:
     batch: int
     threads: int
     size: dict[str, int]
-    seconds: float  # that a measurement is to last, at the least
+    seconds: float  # minimal duration of the measurement
 
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds per image, in the median of its calls, and the peak memory in MiB; or why there are none."""
+    """Median seconds per image and the peak memory in MiB, or the reason why there are none."""
 
     seconds: float | None = None
     memory: float | None = None
@@ -134,7 +134,7 @@ class Result:
 
 
 def measure(job: Job) -> Result:
-    """The measurement itself, in the process it is made in."""
+    """Runs a measurement in its process."""
     torch.set_num_threads(job.threads)
     memory = PeakMemory(job.device)
 
@@ -183,7 +183,7 @@ def run_study(
     results: dict[Cell, list[Result]],
     save: Callable[[dict[Cell, list[Result]]], None],
 ) -> None:
-    """Adds to the results of each cell one of every repetition that it lacks, and saves all after each measurement."""
+    """Adds the missing repetitions of each cell to the results, and saves all after each measurement."""
     limit = None
     if not arguments.device.startswith("cuda"):
         limit = round((arguments.memory_limit or 0.8 * psutil.virtual_memory().available / 2**30) * 2**30)
@@ -212,7 +212,7 @@ def run_study(
 
 
 def summary(results: list[Result], reference: list[Result] | None) -> dict[str, Any]:
-    """Medians over the repetitions, the spread, and the median of the ratios to the reference of the same repetition."""
+    """Returns medians and spreads over the repetitions, and medians of the ratios within a repetition."""
     failure = next((result.failure for result in results if result.failure), None)
     if failure:
         return {"failure": failure}
@@ -233,7 +233,7 @@ def summary(results: list[Result], reference: list[Result] | None) -> dict[str, 
 
 
 def summaries(results: dict[Cell, list[Result]]) -> dict[Cell, dict[str, Any]]:
-    """Of the cells that have been measured; ratios where the reference has been measured as often."""
+    """Returns summaries of the measured cells; ratios only if the reference was measured as often."""
     entries = {}
     for (name, pixels, mode), of_cell in results.items():
         if of_cell:
@@ -247,7 +247,7 @@ def without_repeats(values: Iterable[Any]) -> list[Any]:
 
 
 def table_of(entries: dict[Cell, dict[str, Any]], mode: str) -> Table:
-    """One row for each resolution and model."""
+    """Returns a table with a row for each resolution and model."""
     table = Table(title=mode, box=box.SIMPLE, padding=0)
     for column in ("pixels", "patches", "model", "images/s", "spread", "x ViT", "peak MiB", "x ViT"):
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
@@ -268,7 +268,7 @@ def table_of(entries: dict[Cell, dict[str, Any]], mode: str) -> Table:
 
 
 def draw(entries: dict[Cell, dict[str, Any]], path: Path) -> None:
-    """Speed above, memory below; a panel for each mode."""
+    """Draws speed above memory, with a panel for each mode."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -326,17 +326,17 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What every measurement of a file has in common."""
+    """Returns the conditions that all measurements of a file share."""
     settings = {name: value for name, value in vars(arguments).items() if name not in ("json", "plot")}
     machine = describe(arguments.device, arguments.threads)
     return settings | {"machine": machine, "torch": torch.__version__}
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[Cell, list[Result]]]:
-    """What a file holds: what its measurements have in common, as `conditions` gives it, and all of them.
+    """Returns the `conditions` and all measurements of a file.
 
     Raises:
-        ValueError: for another file.
+        ValueError: for a file of another kind.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.vision_resolution_report`: writes the tables and the figure about images in docs/speed.md anew."""
+"""Writes the tables and the figure about images in docs/speed.md: `python -m benchmarks.vision_resolution_report`."""
 
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ FIGURE = ROOT / "docs" / "images" / "vision_resolution.png"
 
 
 def speed(entry: dict[str, Any]) -> str:
-    """Times as fast as the reference, with the spread of the repetitions."""
+    """Returns the speed relative to the reference, with the spread of the repetitions."""
     if "speed_ratio" not in entry:
         return f"{entry['images_per_second']:.2g} images/s"
     return f"{entry['speed_ratio']:.2f} ({entry['least_speed_ratio']:.2f}..{entry['greatest_speed_ratio']:.2f})"
 
 
 def tables(entries: dict[study.Cell, dict[str, Any]]) -> dict[str, str]:
-    """Speed of each mode: a row for each resolution, a column for each model. The figure has the memory."""
+    """Returns the tables of speed by mode, with a row for each resolution and a column for each model."""
     built = {}
     resolutions = study.without_repeats(pixels for _, pixels, _ in entries)
     for mode in study.MODES:

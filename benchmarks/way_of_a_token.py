@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Counts the functions and files of this package that a training step, a prefill and a decoding step visit.
+"""Counts the functions and files of this package that run in a training step, a prefill and a decode step.
 
-A reader of the code has to visit them, too. Transformers' Llama, counted in its own folder, stands beside them.
+A reader of the code must read them, too. For comparison, the functions of transformers' Llama are counted.
 
     python -m benchmarks.way_of_a_token [--names]
 """
@@ -25,7 +25,7 @@ SIZES = {"vocab_size": 256, "hidden_size": 128, "num_hidden_layers": 4, "num_att
 
 
 def visited(call: Callable[[], object], folder: Path) -> Counter[tuple[str, str]]:
-    """Calls of each function, by file and name, of the files in a folder."""
+    """Returns the number of calls of each function in the files of a folder, by file and name."""
     calls: Counter[tuple[str, str]] = Counter()
 
     def note(frame, event, argument) -> None:
@@ -42,7 +42,7 @@ def visited(call: Callable[[], object], folder: Path) -> Counter[tuple[str, str]
 
 
 def ways(model: PreTrainedModel) -> dict[str, Callable[[], object]]:
-    """The three kinds of calls, after each was made once."""
+    """Returns the three types of calls, after each has run once."""
     ids = torch.randint(0, 256, (4, 512), generator=torch.Generator().manual_seed(0))
 
     def train() -> None:

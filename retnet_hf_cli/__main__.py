@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The process: `retnet-hf`, or `python -m retnet_hf_cli`. Ctrl-C is heard before anything else is imported."""
+"""The entry point of `retnet-hf` and `python -m retnet_hf_cli`. It handles Ctrl-C before slow imports."""
 
 import sys
 
@@ -9,7 +9,7 @@ from .interrupts import listen
 
 
 def run() -> None:
-    """Runs the command and exits with its code."""
+    """Runs the command and exits with its exit code."""
     listen()
     try:
         from .main import main

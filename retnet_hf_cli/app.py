@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The command as typer knows it: `retnet-hf` and its commands.
+"""The typer application `retnet-hf` with its commands.
 
-Their files import what a command needs inside it: help, the version and errors about arguments need no library.
+Each command imports libraries only when it runs, so that help, version and errors about arguments are fast.
 """
 
 from typing import Annotated
@@ -20,12 +20,12 @@ from .commands.serve import serve
 from .commands.train import train
 
 
-# Not those of the package click, of which newer versions of typer carry a copy of their own.
+# Newer versions of typer contain their own copy of click, with other exception classes than the package click.
 UsageError, Abort = typer.BadParameter.__base__, typer.Abort
 
 app = typer.Typer(
     name="retnet-hf",
-    help="Retentive networks: train them like a transformer, let them write like an RNN.\n\n"
+    help="Retentive networks: they train like transformers and generate like RNNs.\n\n"
     "Start with [bold]retnet-hf demo[/bold], which does both within minutes.",
     rich_markup_mode="rich",
     add_completion=False,

@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Ctrl-C ends the process at once, except where something on disk is to be left in order.
+"""Handlers of Ctrl-C: it ends the process at once, or raises KeyboardInterrupt where files must be cleaned up.
 
-There it raises KeyboardInterrupt. Elsewhere an exception would not be safe: libraries catch it while they are imported.
+Elsewhere an exception would not be safe, because libraries catch it while they are imported.
 """
 
 import os
@@ -18,7 +18,7 @@ from . import ranks
 
 
 INTERRUPTED = 130
-litter: list[Path] = []  # files that are removed before the process ends at once
+litter: list[Path] = []  # files that `exit_at_once` removes
 
 
 def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
@@ -26,20 +26,20 @@ def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
     for file in litter:
         file.unlink(missing_ok=True)
     if ranks.FIRST:
-        clear = b"\r\x1b[2K\x1b[?25h" if sys.stderr is not None and sys.stderr.isatty() else b""  # a spinner's line
+        clear = b"\r\x1b[2K\x1b[?25h" if sys.stderr is not None and sys.stderr.isatty() else b""  # removes a spinner
         os.write(2, clear + b"retnet-hf: interrupted\n")
     os._exit(INTERRUPTED)
 
 
 def listen() -> None:
-    """From here on Ctrl-C ends the process at once, unless its parent has it ignored."""
+    """Makes Ctrl-C end the process at once, unless the parent process ignores Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, exit_at_once)
 
 
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
-    """`handler` handles these signals inside the block, unless the parent of the process has them ignored."""
+    """Handles these signals with `handler` inside the block, except signals that the parent process ignores."""
     before = {number: signal.getsignal(number) for number in numbers}
     heard = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
     for number in heard:
@@ -52,5 +52,5 @@ def handling(handler: Callable[[int, FrameType | None], object], *numbers: int) 
 
 
 def leaving_order() -> AbstractContextManager[None]:
-    """A block that Ctrl-C ends by KeyboardInterrupt, so that what was begun on disk can be cleaned up."""
+    """Returns a context in which Ctrl-C raises KeyboardInterrupt, so that unfinished files can be cleaned up."""
     return handling(signal.default_int_handler, signal.SIGINT)

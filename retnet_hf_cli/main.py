@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The command from its arguments to its exit code: every mistake of a user is one line on stderr.
+"""The command from its arguments to its exit code. Every user error is one line on stderr.
 
-2 for input that cannot be used, 130 for Ctrl-C, 1 where the machine fails or nobody reads the answer.
+The exit code is 2 for invalid input, 130 for Ctrl-C, and 1 if the machine fails or the reader of stdout has ended.
 """
 
 import io
@@ -22,8 +22,8 @@ from .errors import InputError, Interrupted, is_full, missing_package
 from .interrupts import INTERRUPTED
 
 
-MOST_SAID = 2000  # characters of an error, in which a file may have its say
-FIRST_SPEAKS = 3.0  # seconds; what started several processes has ended the others by then, if the first one has failed
+MOST_SAID = 2000  # characters of an error message, which may quote a file
+FIRST_SPEAKS = 3.0  # seconds in which the launcher ends all other processes if the first one has failed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
+            stream.reconfigure(errors="replace")  # shows a question mark for unsupported characters
     try:
         ranks.require_shared(arguments[0] if arguments else "--help")
         code: Any = app(arguments or ["--help"], prog_name="retnet-hf", standalone_mode=False) or 0
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted as error:
         return complain(str(error), 128 + error.signal_number)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python complains when it flushes at exit
         return 1
     except OSError as error:
         return complain(f"{error.filename}: {error.strerror}" if error.filename else first_line(error), 1)
@@ -67,10 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def complain(message: str, code: int) -> int:
-    """One line on stderr: of the first process, or of one that has failed alone. Returns the exit code."""
+    """Prints one line on stderr, from the first process or a process that failed alone. Returns the exit code."""
     who = "retnet-hf"
     if not ranks.FIRST:
-        if code > 128:  # a signal, which the first one has heard, too
+        if code > 128:  # a signal: the first process has received it, too
             return code
         time.sleep(FIRST_SPEAKS)
         who += f", process {ranks.RANK}"

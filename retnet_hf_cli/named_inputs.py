@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What a user points at, a file, a folder or a name on the Hub, as far as that can be told without opening it."""
+"""Checks and loading of names that a user passes: a file, a folder, or a name on the Hub."""
 
 import logging
 from pathlib import Path
@@ -16,13 +16,13 @@ TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
 
 
 def require_name(source: str) -> None:
-    """Raises InputError for a name that is empty, which would stand for the current folder."""
+    """Raises InputError for an empty name, which would mean the current folder."""
     if not source.strip():
-        raise InputError("an empty name was given, as of a variable that is not set")
+        raise InputError("the name of a file or model is empty: is a variable not set?")
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether a name that is not there can only have meant a file or folder, not a repository of the Hub."""
+    """Returns whether a name that does not exist can only mean a file or folder, not a repository of the Hub."""
     path = Path(name)
     is_repository = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and not name.endswith("/")
     return (
@@ -33,7 +33,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def model_source(name: str) -> str:
-    """A folder that may hold a model, or a name on the Hub, as `from_pretrained` takes it. Raises InputError for others."""
+    """Returns the folder or Hub name of a model for `from_pretrained`. Raises InputError for anything else."""
     require_name(name)
     path = Path(name).expanduser()
     if path.is_dir():
@@ -49,7 +49,7 @@ def model_source(name: str) -> str:
 
 
 def require_checkpoint(source: str) -> None:
-    """Raises InputError for what is neither there nor can be a name on the Hub."""
+    """Raises InputError for a source that neither exists nor can be a name on the Hub."""
     require_name(source)
     path = Path(source).expanduser()
     if not path.exists() and not is_repository_name(source):
@@ -67,21 +67,21 @@ def require_data(source: str) -> None:
 
 
 def load_data(name: str, *arguments: Any, **options: Any) -> Any:
-    """What `load_dataset` of `datasets` makes of its arguments, or what `save_to_disk` has written, without a word."""
+    """Returns the result of `load_dataset`, or a data set written by `save_to_disk`, without any output."""
     import datasets
 
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)  # errors are raised as well
+    datasets.logging.set_verbosity(logging.CRITICAL)  # errors are also raised
     if any((Path(name) / file).exists() for file in ("state.json", "dataset_dict.json")):
         return datasets.load_from_disk(name)
     return datasets.load_dataset(name, *arguments, **options)
 
 
 def load(auto_class: Any, name: str, what: str = "model", **options: Any) -> Any:
-    """Returns what `auto_class.from_pretrained` makes of a name, and never runs code that the name brings along.
+    """Returns the result of `auto_class.from_pretrained`, and never runs code of the folder or repository.
 
-    Without `trust_remote_code=False` transformers asks on stdin whether to run it, and a pipe can answer yes.
-    Raises InputError for whatever the readers and the network raise.
+    Without `trust_remote_code=False`, transformers asks on stdin whether to run the code, and a pipe can answer yes.
+    Raises InputError for every error of the readers and the network.
     """
     try:
         return auto_class.from_pretrained(name, trust_remote_code=False, **options)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A model in a page of this machine: made beside the model, and served until Ctrl-C."""
+"""A page of a model: written next to the model's folder, and served on this machine until Ctrl-C."""
 
 import functools
 import http.server
@@ -15,14 +15,14 @@ from .text.generation import load_model
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and says nothing of each."""
+    """Serves files without logging requests."""
 
     def log_message(self, *args: object) -> None:
         pass
 
 
 def make_page(folder: Path) -> Path:
-    """The folder of the page of a model, beside it. Raises ExportError where none can be made."""
+    """Writes the page of a model next to its folder and returns the page's folder. Raises ExportError on failure."""
     page = folder.with_name(f"{folder.name}-page")
     model, tokenizer = load_model(str(folder))
     export_web(model, page, tokenizer, name=folder.name, overwrite=True)
@@ -30,7 +30,7 @@ def make_page(folder: Path) -> Path:
 
 
 def serve_page(page: Path, console: Console) -> None:
-    """Serves a page to this machine alone, and opens it, until Ctrl-C."""
+    """Opens a page and serves it, only to this machine, until Ctrl-C."""
     handler = functools.partial(Quiet, directory=str(page))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         address = f"http://localhost:{server.server_port}"

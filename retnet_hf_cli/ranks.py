@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The processes that train together, as `torchrun` and `accelerate launch` start them: the first one speaks and writes."""
+"""Processes that train together, started by `torchrun` or `accelerate launch`. Only the first prints and writes."""
 
 import os
 import re
@@ -11,49 +11,49 @@ from typing import TypeVar
 from .errors import InputError
 
 
-# Without an address to meet at they are of something else: job managers set variables of these names, too.
+# Job managers also set RANK and WORLD_SIZE. Without an address, these do not describe processes that train together.
 TOGETHER = "MASTER_ADDR" in os.environ
 RANK = int(os.environ.get("RANK") or 0) if TOGETHER else 0
 RANKS = int(os.environ.get("WORLD_SIZE") or 1) if TOGETHER else 1
 FIRST = RANK == 0
 
-COMMANDS = ("train", "linearize")  # that several processes can run together
-LONGEST_WAIT = timedelta(days=7)  # for the first process, which reads, measures and writes for all
+COMMANDS = ("train", "linearize")  # support several processes
+LONGEST_WAIT = timedelta(days=7)  # for the first process while it reads, measures or writes for all
 
 T = TypeVar("T")
 
 
 class FailedElsewhere(Exception):
-    """Another process has failed, and says why."""
+    """Another process has failed and reports why."""
 
 
 def require_shared(command: str) -> None:
-    """Raises InputError if several processes run a command that they cannot share."""
+    """Raises InputError if several processes run a command that supports only one."""
     if RANKS > 1 and command not in COMMANDS and not command.startswith("-"):
-        raise InputError(f"retnet-hf {command} runs in one process; of {RANKS}, only {' and '.join(COMMANDS)} make use")
+        raise InputError(f"retnet-hf {command} cannot run in {RANKS} processes; only {' and '.join(COMMANDS)} can")
 
 
 def is_lost_connection(error: Exception) -> bool:
-    """Whether an error says that another process has ended."""
+    """Returns whether an error says that another process has ended."""
     return RANKS > 1 and re.search(r"Connection (closed|reset|refused)|Broken pipe|gloo", str(error)) is not None
 
 
 def share_of(batch_size: int) -> int:
-    """Sequences of a step that each process trains on. Raises InputError if they cannot be shared out evenly."""
+    """Returns the number of sequences of each process in a step. Raises InputError if they cannot be divided evenly."""
     if batch_size % RANKS:
-        raise InputError(f"--batch-size must be a multiple of the {RANKS} processes that share it out, got {batch_size}")
+        raise InputError(f"--batch-size must be a multiple of the number of processes, {RANKS}, got {batch_size}")
     return batch_size // RANKS
 
 
 def shareable(batch_size: int) -> int:
-    """The largest number of sequences up to this one that can be shared out evenly, and one for each process at least."""
+    """Returns the largest multiple of the number of processes up to `batch_size`, and at least one per process."""
     return max(RANKS, batch_size // RANKS * RANKS)
 
 
 def even_share(number: int, largest: int) -> int:
-    """The largest batch size that gives all processes equally many of `number` examples in every batch, or else 1.
+    """Returns the largest batch size with which all batches of all processes are full, for `number` examples; else 1.
 
-    Otherwise accelerate repeats some examples, and Trainer averages batches of different sizes.
+    With other batch sizes, accelerate repeats some examples, and Trainer averages batches of different sizes.
     """
     if RANKS == 1:
         return largest
@@ -61,7 +61,7 @@ def even_share(number: int, largest: int) -> int:
 
 
 def join() -> None:
-    """Connects the processes and gives each its device. Call it before any of what follows."""
+    """Connects the processes and gives each its device. Call it before the functions below."""
     if RANKS > 1:
         import torch
         from accelerate import PartialState
@@ -77,7 +77,7 @@ def wait() -> None:
 
 
 def of_first(make: Callable[[], T]) -> T:
-    """The result of `make` in the first process, sent to all. If it raises there, the others raise FailedElsewhere."""
+    """Calls `make` in the first process and returns its result in all. If it fails, the others raise FailedElsewhere."""
     if RANKS == 1:
         return make()
     from accelerate.utils import broadcast_object_list
@@ -94,7 +94,7 @@ def of_first(make: Callable[[], T]) -> T:
 
 
 def highest(*numbers: float) -> tuple[float, ...]:
-    """The largest value that any process has, of each number."""
+    """Returns the largest value of each number over all processes."""
     if RANKS == 1:
         return numbers
     import torch

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The libraries that a command works with, which take seconds to import and much to say."""
+"""Imports of the libraries that commands need. They take seconds and print many warnings."""
 
 import gc
 import logging
@@ -13,14 +13,14 @@ from rich.console import Console
 
 @contextmanager
 def loading(console: Console, threads: int | None = None) -> Iterator[None]:
-    """Around the imports of a command: a sign of life, and from here on no warnings that a user can do nothing about.
+    """Shows a spinner during the imports of a command, and disables warnings that users cannot act on.
 
     Args:
-        threads: of the CPU; as many as PyTorch chooses if absent.
+        threads: number of CPU threads; None leaves PyTorch's choice.
     """
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    gc.disable()  # imports leave no garbage: to search them, then and at exit, takes 1.6 s of the 3.9 s of a short command
+    gc.disable()  # collection during imports and at exit would take 1.6 s of the 3.9 s of a short command
     with console.status("loading torch and transformers"):
         import torch
         import transformers

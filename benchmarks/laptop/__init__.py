@@ -1,3 +1,3 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A language model that people use becomes a RetNet on a laptop, by the command of the library."""
+"""Linearization of a real language model on a laptop, with the command of this package."""

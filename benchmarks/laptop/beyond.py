@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.laptop.beyond`: the models that `benchmarks.laptop` has made, and their source, on long texts.
+"""Measures the models of `benchmarks.laptop` and their source on long texts: `python -m benchmarks.laptop.beyond`.
 
-Perplexity is that of the text that nothing was trained on, in blocks of a quarter of the positions that the source was made
-for, of all of them and of twice as many. Memory and speed of decoding are measured after all of them, both models in turns.
+Perplexity is measured on the unseen text, in blocks of a quarter of the source's positions, of all of them, and of twice as
+many. Memory and speed of decoding are measured after all positions, with both models in turns.
 """
 
 import json
@@ -25,20 +25,20 @@ from .__main__ import BEYOND, RUNS, SOURCE, WORK
 from .texts import UNSEEN, write_texts
 
 
-BLOCKS = 2  # of the longest length
+BLOCKS = 2  # blocks of the longest length
 
 
 def measured(source: str, folders: list[Path], text: Path, positions: int | None = None) -> Iterator[dict[str, Any]]:
-    """Measures of a source and of the model in each folder, in float32.
+    """Yields measures of a source and of the model in each folder, in float32.
 
     Args:
-        positions: that the source was made for; by default, those that it says.
+        positions: number of positions of the source; default: from its configuration.
     """
     teacher, tokenizer = load_model(source)
     positions = positions or teacher.config.max_position_embeddings
     lengths = (positions // 4, positions, 2 * positions)
     tokens = BLOCKS * lengths[-1]
-    documents, _ = read_enough([str(text)], tokenizer, 2 * tokens)  # their number is an estimate
+    documents, _ = read_enough([str(text)], tokenizer, 2 * tokens)  # the number of tokens is an estimate
     stream = torch.from_numpy(encode(documents, tokenizer, document_end(tokenizer))).long()[:tokens]
 
     def perplexities(model: torch.nn.Module) -> dict[int, float]:

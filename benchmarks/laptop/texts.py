@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Texts of five kinds to linearize on, from packages of Debian, and one that nothing is trained on: Python's own library.
+"""Five texts from Debian packages for linearization, and one text that is not used in training: Python's library.
 
 apt-get install bible-kjv bible-kjv-text dict-gcide fortunes manpages rust-doc
 """
@@ -15,14 +15,14 @@ from ..quality.texts import MissingText, dictionary, fortunes, king_james, manua
 from ..whole_files import write_whole
 
 
-DOCUMENT = 8192  # characters, of the documents that short entries are joined into
-MOST = 3_000_000  # characters of a text
+DOCUMENT = 8192  # characters of a document of short entries
+MOST = 3_000_000  # maximal characters of a text
 BOOK = Path("/usr/share/doc/rust-doc/html/book")
 UNSEEN = "python"
 
 
 def rust_book() -> list[str]:
-    """Chapters of the Rust Programming Language, without their markup."""
+    """Returns the chapters of the Rust Programming Language, without markup."""
     pages = []
     for file in sorted(BOOK.glob("ch*.html")):
         body = re.search(r"<main>(.*?)</main>", file.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -35,7 +35,7 @@ def rust_book() -> list[str]:
 
 
 def joined(entries: list[str]) -> list[str]:
-    """Documents of some length from short entries."""
+    """Joins short entries into longer documents."""
     documents, document = [], ""
     for entry in entries:
         document = f"{document}\n\n{entry}" if document else entry
@@ -56,7 +56,7 @@ READERS = {
 
 
 def write_texts(folder: Path) -> dict[str, Path]:
-    """Writes each text as lines of JSON, its documents in an order that is always the same, and returns the files."""
+    """Writes each text as lines of JSON with its documents in a fixed order, and returns the files."""
     files = {}
     for name, read in READERS.items():
         documents = read()

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.laptop.write_tables`: writes the tables of README.md here anew, from the runs."""
+"""Writes the tables of README.md in this folder from the runs: `python -m benchmarks.laptop.write_tables`."""
 
 import json
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from .__main__ import BEYOND, RESULTS, RUNS
 
 PAGE = Path(__file__).parent / "README.md"
 HEADER = ("", "minutes", "all", "unseen", "sinks off", "kept layers off", "memory", "speed")
-BEYOND_HEADER = ("", "2,048 tokens", "8,192", "16,384", "the last over the second", "the source's", "memory", "speed")
-LENGTH = "2048"  # of the blocks, where a report has it
+BEYOND_HEADER = ("", "2,048 tokens", "8,192", "16,384", "16,384 / 8,192", "of the source", "memory", "speed")
+LENGTH = "2048"  # of the blocks, if a report has it
 
 
 def ratio(ours: float | None, theirs: float | None) -> str:
-    """Nothing where one of them was not measured."""
+    """Returns the ratio, or an empty text if a value was not measured."""
     return f"{ours / theirs:.3f}" if ours is not None and theirs else ""
 
 
 def row(name: str, report: dict[str, Any]) -> list[str]:
-    """Perplexities over the source's, and over the whole model's without a part; memory and speed beside the source's."""
+    """Returns perplexities relative to the source or to the model without a part; relative memory and speed."""
     theirs, ours, without = report["teacher"], report["student"], report["without"]
     length = LENGTH if LENGTH in theirs["perplexity"] else max(theirs["perplexity"], key=int)
     parts = [ratio(without.get(part), without.get("nothing")) for part in ("sinks", "kept layers")]
@@ -42,7 +42,7 @@ def row(name: str, report: dict[str, Any]) -> list[str]:
 
 
 def beyond_row(name: str, report: dict[str, Any]) -> list[str]:
-    """Perplexities over the source's in blocks of three lengths; of the longest over the second; memory and speed."""
+    """Returns perplexity ratios to the source for three lengths, of the last to the second length, memory and speed."""
     theirs, ours = report["teacher"], report["student"]
     lengths = sorted(theirs["perplexity"], key=int)
     _, made_for, twice = lengths
@@ -55,7 +55,7 @@ def beyond_row(name: str, report: dict[str, Any]) -> list[str]:
 
 
 def decoding(theirs: dict[str, Any], ours: dict[str, Any], length: str) -> list[str]:
-    """Memory and speed beside the source's, after so many tokens."""
+    """Returns memory and speed relative to the source, after `length` tokens."""
     return [
         f"{theirs['cache_bytes'][length] / ours['cache_bytes'][length]:.1f} times less",
         f"{ours['tokens_per_second'][length] / theirs['tokens_per_second'][length]:.1f} times",
@@ -63,7 +63,7 @@ def decoding(theirs: dict[str, Any], ours: dict[str, Any], length: str) -> list[
 
 
 def tables(folder: Path = RESULTS, beyond: Path = BEYOND) -> dict[str, str]:
-    """By name."""
+    """Returns the tables by name."""
 
     def rows(reports: Path, row_of: Callable[[str, dict[str, Any]], list[str]]) -> list[list[str]]:
         found = {name: reports / f"{name}.json" for name in RUNS}

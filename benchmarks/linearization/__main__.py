@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.linearization`: trains small transformers, linearizes each in several ways, and measures all.
+"""Trains small transformers, linearizes each in several ways, and measures all: `python -m benchmarks.linearization`.
 
-Seeds side by side, in as many processes. What was measured is kept, and a command that was stopped goes on
-where it was. `python -m benchmarks.linearization.write_tables` makes the table of it.
+Each seed has its own process. Results are saved, and the same command continues a stopped run.
+`python -m benchmarks.linearization.write_tables` makes the table.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Cells: one way to a RetNet, from one source. What the command does is done by the command."""
+"""Cells: a method that makes a RetNet from a source. The command `retnet-hf linearize` runs where possible."""
 
 import json
 import tempfile
@@ -24,15 +24,15 @@ from . import teacher
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-SOURCES = ROOT / "build" / "linearization"  # with a folder for each seed
+SOURCES = ROOT / "build" / "linearization"  # has a folder for each seed
 
 STEPS = {"align": 100, "distill": 300}
-SCRATCH_RATE = 6e-3  # the best of those that `benchmarks.quality` tried, for published decays as for geometric ones
-TRIAL_TOKENS = 40_960  # that the speed of training from scratch is first taken from
-TRIALS, SAME_TIME = 4, 0.05  # at the most; by how much of it times may differ
+SCRATCH_RATE = 6e-3  # the best rate in `benchmarks.quality`, for published and geometric decays
+TRIAL_TOKENS = 40_960  # first trial of the speed of training from scratch
+TRIALS, SAME_TIME = 4, 0.05  # maximum of trials; relative tolerance of times
 
-# By name: what is asked of the command beyond its defaults, for a source that knows text, for one that recalls lists, and
-# for one that no default was chosen by; and the decays of a RetNet that is trained from scratch.
+# Options of the command by name, for a source that knows text, a source that recalls lists, and a source that was not used
+# to choose defaults; and the decays of RetNets that are trained from scratch.
 OF_TEXT: dict[str, list[str]] = {
     "pure retention": [],
     "geometric decays": ["--decays", "geometric"],
@@ -53,9 +53,9 @@ FROM_SCRATCH = {"published decays": "power_of_two", "best decays": "geometric 2 
 
 
 class Processor:
-    """How much of the time it had the processor, of this process: 1 where nothing else ran on its cores.
+    """The share of the CPU that this process has received: 1 if nothing else ran on its cores.
 
-    Time is compared between runs that are hours apart, on machines that do other things beside.
+    It corrects times, because runs are hours apart on machines with other work.
     """
 
     def __init__(self) -> None:
@@ -68,17 +68,17 @@ class Processor:
 
 
 def measured(model: PreTrainedModel, learned: str) -> dict[str, Any]:
-    """Perplexity at the trained length and beyond, and recall, of words, on what was held out."""
+    """Returns perplexity at the trained length and beyond, and recall of words, on held-out text."""
     stream = teacher.stream(learned, "reporting")
     return vars(measure_text(model.eval(), stream, teacher.SETTING.block, teacher.words(learned)))
 
 
 @dataclass(frozen=True)
 class LinearizationCell(Cell):
-    """`model` is "source", or one of `WAYS`, or of `FROM_SCRATCH` after "from scratch, ".
+    """`model` is "source", one of `WAYS`, or one of `FROM_SCRATCH` after "from scratch, ".
 
     Attributes:
-        learned: what the source has learned, of `source.TEXTS`; linearizing reads the same.
+        learned: training text of the source, one of `teacher.TEXTS`; linearization reads the same.
     """
 
     kind: ClassVar[str] = "linearization"
@@ -92,7 +92,7 @@ class LinearizationCell(Cell):
 
     @property
     def source(self) -> Path:
-        """Where the source is, once it was made."""
+        """Returns the folder of the source."""
         return SOURCES / f"{self.learned}-{self.seed}"
 
     def measure(self) -> dict[str, Any]:
@@ -144,9 +144,9 @@ class LinearizationCell(Cell):
             }
 
     def from_scratch(self) -> dict[str, Any]:
-        """Trained for as long as linearizing took, the number of tokens being corrected until that is so.
+        """Trains a RetNet for the time of linearization; the number of tokens is corrected until the times agree.
 
-        Of all seeds it is the same work, and the shortest time that was measured is the least disturbed.
+        All seeds have the same work, so the shortest measured time is the least disturbed.
         """
         measured_ones = [LinearizationCell("pure retention", seed=seed).result(RESULTS) for seed in range(self.seed + 1)]
         wanted = min(one["seconds"] for one in measured_ones if one is not None)

@@ -1,11 +1,11 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A small Llama, and the text that it is linearized on: chapters, or lists too, which it can recall; or Python's library.
+"""A small Llama and its training text, for linearization: chapters, chapters with lists, or Python's library.
 
-A model of this size learns from the King James Bible to expect words, not to find them again, and then there is nothing to
-lose. So one of the two sources learns a second thing beside: lists that name pairs of words, and then the same pairs in
-another order, where it is asked for the second word of each. Attention in two layers learns that first, and alone:
-feed-forwards would learn what lists consist of long before attention finds out which word follows.
+From the King James Bible alone, a model of this size learns to predict words, but not to recall them, so linearization would
+have nothing to lose. One source therefore also learns lists: pairs of words, then the same pairs in another order, where it
+must predict the second words. At first, only attention in two layers learns these lists: feed-forwards would learn the words
+of lists long before attention learns to find the right one.
 """
 
 import itertools
@@ -29,14 +29,14 @@ from ..whole_files import write_whole
 
 
 SETTING = SETTINGS["laptop"]
-# what a source has learned, by name, and the text of it
+# names of sources, and their texts
 TEXTS = {"text": "king-james", "lists": "king-james", "python": "python"}
 TOKENS, LEARNING_RATE = 2_000_000, 3e-3
-WORDS = 64  # one half of them keys, the other values
-PAIRS = (2, 4, 8, 16)  # of a list
-SHARE = 0.3  # of the tokens of the text, in lists
+WORDS = 64  # half keys, half values
+PAIRS = (2, 4, 8, 16)  # in a list
+SHARE = 0.3  # share of tokens in lists
 ALONE_STEPS, ALONE_TOKENS, ALONE_LAYERS = 300, 4096, 2
-BESIDE_TOKENS = 1024  # of lists, in a step on text
+BESIDE_TOKENS = 1024  # tokens of lists in a step on text
 FILE = "text.jsonl"
 
 
@@ -45,14 +45,14 @@ def tokenizer(learned: str = "text") -> PreTrainedTokenizerBase:
 
 
 def words(learned: str = "text") -> Tensor:
-    """Ids of tokens that are whole words with a space before them, so that they can be put side by side in any order."""
+    """Returns ids of tokens that are whole words after a space, so that they can be joined in any order."""
     vocabulary = sorted(tokenizer(learned).get_vocab().items(), key=lambda entry: entry[1])
     found = [number for token, number in vocabulary if token[0] == "Ġ" and token[1:].isalpha() and len(token) > 3]
     return torch.tensor(found[:WORDS])
 
 
 def lists_of_pairs(tokens: int, seed: int) -> list[str]:
-    """Documents of so many tokens in all."""
+    """Returns documents with a total number of tokens."""
     generator = torch.Generator().manual_seed(seed)
     keys, values = words().chunk(2)
     documents, count = [], 0
@@ -65,7 +65,7 @@ def lists_of_pairs(tokens: int, seed: int) -> list[str]:
 
 
 def training_documents(learned: str) -> list[str]:
-    """Documents, and lists among them where it learned lists, in an order that is always the same."""
+    """Returns the documents in a fixed order, with lists among them for a source of lists."""
     documents = list(texts.documents(TEXTS[learned]).training)
     if learned == "lists":
         documents += lists_of_pairs(int(len(stream(learned)) * SHARE / (1 - SHARE)), seed=0)
@@ -74,18 +74,18 @@ def training_documents(learned: str) -> list[str]:
 
 
 def write_text(file: Path, learned: str) -> None:
-    """The documents as a file that `retnet-hf linearize` reads."""
+    """Writes the documents as a file for `retnet-hf linearize`."""
     lines = (json.dumps({"text": document}) for document in training_documents(learned))
     write_whole(file, "\n".join(itertools.chain(lines, [""])))
 
 
 def stream(learned: str, part: str = "training") -> Tensor:
-    """A part of the text, without lists, as token ids, (tokens,)."""
+    """Returns a part of the text, without lists, as token ids, (tokens,)."""
     return torch.from_numpy(encode(getattr(texts.documents(TEXTS[learned]), part), tokenizer(learned))).long()
 
 
 def recall_loss(model: LlamaForCausalLM, pairs: int, tokens: int, generator: torch.Generator) -> Tensor:
-    """The loss where lists ask, over so many tokens of lists."""
+    """Returns the loss of the values in lists with a number of tokens."""
     ids, labels = associative_examples(*words().chunk(2), pairs, tokens // (4 * pairs), generator)
     asked = labels >= 0
     hidden = model.model(ids, use_cache=False).last_hidden_state
@@ -93,7 +93,7 @@ def recall_loss(model: LlamaForCausalLM, pairs: int, tokens: int, generator: tor
 
 
 def learn_to_recall(model: LlamaForCausalLM, generator: torch.Generator) -> None:
-    """Trains attention in the first layers on lists, of more pairs as it goes; nothing else has an output yet."""
+    """Trains attention in the first layers on lists with a growing number of pairs; other parts have no output yet."""
     layers = model.model.layers
     silent = [layer.mlp.down_proj.weight for layer in layers]
     for weight in [*silent, *(layer.self_attn.o_proj.weight for layer in layers[ALONE_LAYERS:])]:
@@ -113,7 +113,7 @@ def learn_to_recall(model: LlamaForCausalLM, generator: torch.Generator) -> None
 
 
 def learn_text_beside(model: LlamaForCausalLM, seed: int, generator: torch.Generator) -> None:
-    """Trains all of it on chapters, with some lists in every step."""
+    """Trains the whole model on chapters, with some lists in every step."""
     steps = TOKENS // (SETTING.block * SETTING.batch)
     blocks = batches(stream("lists"), seed, SETTING.block, SETTING.batch)
 
@@ -129,7 +129,7 @@ def learn_text_beside(model: LlamaForCausalLM, seed: int, generator: torch.Gener
 
 
 def write_source(folder: Path, seed: int, learned: str) -> None:
-    """Trains a Llama, and saves it with its tokenizer."""
+    """Trains a Llama and saves it with its tokenizer."""
     torch.manual_seed(seed)
     model = of_equal_size("llama", {}, SETTING)
     if learned == "lists":

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Which cells there are, and measuring those of a seed that are missing."""
+"""The cells, and the measurement of missing cells of a seed."""
 
 import time
 
@@ -14,13 +14,13 @@ SEEDS = (0, 1, 2)
 
 
 def cells(seed: int, learned: str) -> list[LinearizationCell]:
-    """Of a source, each after those that it needs."""
+    """Returns the cells of a source, each after the cells that it needs."""
     scratch = [f"from scratch, {name}" for name in FROM_SCRATCH] if learned == "text" else []
     return [LinearizationCell(name, seed=seed, learned=learned) for name in ("source", *WAYS[learned], *scratch)]
 
 
 def measure(seed: int, learned: str, threads: int) -> None:
-    """What is missing of a source's, which is trained again if it is not on this machine and another cell needs it."""
+    """Measures the missing cells of a source. Trains the source again if a cell needs it and it is not on this machine."""
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()
     missing = [cell for cell in cells(seed, learned) if not cell.path(RESULTS).is_file()]

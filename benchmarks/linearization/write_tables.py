@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.linearization.write_tables`: writes the tables of README.md here anew, from the cells."""
+"""Writes the tables of README.md in this folder from cells: `python -m benchmarks.linearization.write_tables`."""
 
 import statistics
 from pathlib import Path
@@ -19,7 +19,7 @@ Result = dict[str, Any]
 
 
 def of_source(learned: str, folder: Path = RESULTS) -> str:
-    """Every way to a RetNet beside its source, over the seeds that it was measured of."""
+    """Returns a table of all methods compared with their source, over the measured seeds."""
     lines = []
     for row in zip(*(cells(seed, learned) for seed in SEEDS)):
         found = [
@@ -43,7 +43,7 @@ def of_source(learned: str, folder: Path = RESULTS) -> str:
 
 
 def _figures(pairs: list[tuple[Result, Result]], is_source: bool, lists: bool) -> list[str]:
-    """Of results beside those of their sources, seed by seed."""
+    """Returns figures of results compared with their sources, seed by seed."""
     found = [own for own, _ in pairs]
     trained, _, *longer = found[0]["perplexity"]
     ratio = Estimate.of([own["perplexity"][trained] / theirs["perplexity"][trained] for own, theirs in pairs])
@@ -55,7 +55,7 @@ def _figures(pairs: list[tuple[Result, Result]], is_source: bool, lists: bool) -
 
 
 def tables(folder: Path = RESULTS) -> dict[str, str]:
-    """By name."""
+    """Returns the tables by name."""
     return {learned: of_source(learned, folder) for learned in WAYS}
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Who races: by name, and imported only when it does."""
+"""The models of the races by name. Their modules are imported only when they run."""
 
 import importlib
 import importlib.util
@@ -12,16 +12,16 @@ from .peer import SIZES, Peer, Size
 
 
 class Contender(NamedTuple):
-    """One line of the list below.
+    """An entry of the list below.
 
     Attributes:
-        label: for people. A form is the chunkwise one, and recurrent in decoding, where nothing else is said.
-        module, peer: where its class is.
-        options: arguments of that class beside the size.
-        needs: packages that have to be importable.
-        install: what makes it so.
-        cuda: whether it runs on nothing else.
-        caps: lengths beyond which a race leaves it out for its slowness, by race.
+        label: name for people. It means the chunkwise form, and the recurrent form in decoding, unless it names another.
+        module, peer: module and name of its class.
+        options: arguments of the class besides the size.
+        needs: packages that must be importable.
+        install: command that installs them.
+        cuda: whether it runs only on CUDA.
+        caps: longest lengths by race; longer ones would be too slow.
     """
 
     label: str
@@ -35,12 +35,12 @@ class Contender(NamedTuple):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it has to be compiled before it starts."""
+        """Returns whether the model is compiled before it starts."""
         return bool(self.options.get("compiled") or self.options.get("programs"))
 
     @property
     def is_of_cpu(self) -> bool:
-        """Whether `retnet_hf_cpu` makes it."""
+        """Returns whether `retnet_hf_cpu` makes the model."""
         return bool(self.options.get("fused") or self.options.get("programs"))
 
 
@@ -51,7 +51,7 @@ _FLA = {"needs": "fla", "install": "pip install fla-core", "cuda": True}
 _MAMBA = {"needs": "mamba_ssm causal_conv1d", "install": "pip install mamba-ssm[causal-conv1d]", "cuda": True}
 _YET_ANOTHER = {"needs": "yet_another_retnet", "install": "pip install yet-another-retnet"}
 
-_QUADRATIC = {"training": 2048, "prefill": 2048}  # where their chunkwise forms are twice as fast already
+_QUADRATIC = {"training": 2048, "prefill": 2048}  # beyond, chunkwise forms are more than twice as fast
 
 CONTENDERS = {
     "ours": Contender("retnet_hf", "ours", "Ours"),
@@ -107,13 +107,13 @@ REFERENCE = "llama"
 
 
 def _is_importable(name: str) -> bool:
-    """Asked of each package that it is in, since asking for what is in none is an error."""
+    """Returns whether a module can be imported. Checks each parent first, because a missing parent is an error."""
     parts = name.split(".")
     return all(importlib.util.find_spec(".".join(parts[: count + 1])) is not None for count in range(len(parts)))
 
 
 def missing(name: str, device: str) -> str | None:
-    """Why a contender cannot start here, in a sentence; None if it can."""
+    """Returns a sentence that says why a contender cannot run here, or None."""
     contender = CONTENDERS[name]
     if contender.cuda and not device.startswith("cuda"):
         return f"{contender.label} runs on CUDA only."

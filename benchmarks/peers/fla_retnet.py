@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""flash-linear-attention's RetNet, which needs a GPU."""
+"""RetNet of flash-linear-attention, which needs a GPU."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""transformers' Llama: scaled dot product attention, with a cache that grows or one of fixed length."""
+"""Llama of transformers: scaled dot product attention, with a growing or a static cache."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class Llama(TransformersPeer):
             self.generation = {"cache_implementation": "static"}
 
     def state_after(self, context: int, batch: int, room: int) -> Any:
-        """A cache with random keys and values, one layer's in all: reading a long prompt would take minutes."""
+        """Returns a cache with the same random keys and values in all layers: reading a long prompt would take minutes."""
         config, head = self.module.config, self.head.weight
         if self.static:
             cache = StaticCache(config=config, max_cache_len=context + room)
@@ -51,5 +51,5 @@ class Llama(TransformersPeer):
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in state.layers)
 
     def mixing_flops(self, context: float) -> float:
-        """Queries with keys, weights with values. Where the mask of a sequence forbids it, it is not counted."""
+        """Returns the operations of queries with keys and of weights with values. Masked pairs are not counted."""
         return 4 * context * self.module.config.num_hidden_layers * self.module.config.hidden_size

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""transformers' Mamba2, in plain PyTorch where its kernels are not installed."""
+"""Mamba2 of transformers, in plain PyTorch if its kernels are not installed."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class Mamba2(TransformersPeer):
             head_dim=head_dim,
             state_size=size.mamba_state,
             n_groups=1,
-            chunk_size=chunk_size,  # the plain form holds tokens x chunk x heads x state numbers at once
+            chunk_size=chunk_size,  # plain PyTorch stores tokens x chunk x heads x state elements
         )
         super().__init__(Mamba2ForCausalLM(config), graphed=graphed)
 
@@ -33,6 +33,6 @@ class Mamba2(TransformersPeer):
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
 
     def mixing_flops(self, context: float) -> float:
-        """State update and read-out, as for retention."""
+        """Returns the operations of state update and read-out, as for retention."""
         config = self.module.config
         return 4 * config.num_hidden_layers * config.num_heads * config.head_dim * config.state_size

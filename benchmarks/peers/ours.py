@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""RetNetForCausalLM."""
+"""RetNetForCausalLM of this package."""
 
 import functools
 from typing import Any
@@ -15,9 +15,10 @@ from .peer import Size, TransformersPeer
 
 
 class Ours(TransformersPeer):
-    """Fused, compiled by `torch.compile` or by programs of `retnet_hf_cpu`, with weights that torchao has quantised, with
-    kernels of a GPU, or with steps of decoding as CUDA graphs. The options are those of the paper, or of the library's sizes
-    for training from scratch."""
+    """A RetNet with the options of the paper or of the presets for training from scratch.
+
+    It may be fused, compiled by `torch.compile` or `retnet_hf_cpu`, quantised, or use GPU kernels or CUDA graphs.
+    """
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Ours(TransformersPeer):
         if self.bits is not None:
             self._quantise()
         if self.fused or self.programs:
-            # everything is fused, since the race itself is the trial
+            # Everything is fused: the race replaces the trial.
             options = {"programs": self.programs, "measure": False, "prompts": self.programs}
             fast = retnet_hf_cpu.compile(self.module, **options)
             super().__init__(fast, self.compiled, self.graphed)
@@ -62,7 +63,7 @@ class Ours(TransformersPeer):
     def weight_bytes(self) -> int:
         if self.bits is None:
             return super().weight_bytes
-        return self.head.weight.nbytes + self.quantised_weights * self.bits // 8  # scales and norms left out
+        return self.head.weight.nbytes + self.quantised_weights * self.bits // 8  # without scales and norms
 
     def state_after(self, context: int, batch: int, room: int) -> Any:
         state = super().state_after(context, batch, room)
@@ -75,6 +76,6 @@ class Ours(TransformersPeer):
         return state.nbytes
 
     def mixing_flops(self, context: float) -> float:
-        """State update and read-out: what the recurrence takes. The inner products of chunks count for nothing."""
+        """Returns the operations of state update and read-out in the recurrence, without inner products of chunks."""
         config = self.module.config
         return 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * config.value_head_dim

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What every model in a race can do, and how large it is."""
+"""The interface and the sizes of all models in a race."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Size:
-    """A size that every model can take on within 2 %: 12 d² parameters a layer, and an embedding and a head beside them.
+    """A size that every model can have within 2 %: 12 d² parameters per layer, and an embedding and a head.
 
-    That is a RetNet with values of 2 d and a feed-forward of 4 d², a transformer with one of 8 d², and about two Mamba
-    blocks in the place of each layer.
+    A RetNet has values of 2 d and a feed-forward of 4 d², a transformer a feed-forward of 8 d², and a Mamba about two blocks
+    instead of each layer.
     """
 
     hidden_size: int
@@ -26,10 +26,10 @@ class Size:
     vocabulary: int
     mamba_layers: int
     mamba_state: int
-    multiple: int = 16  # that the width of a feed-forward is of
+    multiple: int = 16  # of the width of a feed-forward
 
     def feed_forward(self, matrices: int, others: float) -> int:
-        """Width of a feed-forward of so many matrices where the rest of the layer has `others` d² parameters."""
+        """Returns the width of a feed-forward of `matrices` matrices if the rest of the layer has `others` d² parameters."""
         return self.multiple * max(1, round((12 - others) * self.hidden_size / matrices / self.multiple))
 
 
@@ -49,45 +49,45 @@ class Peer(ABC):
 
     module: nn.Module
     head: nn.Linear
-    state_is_written = True  # whole, at every token; else it is read and added to
+    state_is_written = True  # whether each token rewrites the whole state; False: tokens add to it
 
-    def ready(self) -> None:  # noqa: B027  most peers are as they come
-        """Called once, where the model is in its place and type."""
+    def ready(self) -> None:  # noqa: B027  most models need no preparation
+        """Runs once, when the model has its device and dtype."""
 
     @abstractmethod
     def loss(self, ids: Tensor) -> Tensor:
-        """Cross-entropy of the next tokens of `ids` (B, T)."""
+        """Returns the cross-entropy of the next tokens of `ids` (B, T)."""
 
     def checkpoint(self) -> None:
-        """Recomputes each layer in the backward pass from here on."""
+        """Makes each layer recompute in the backward pass."""
         raise NotImplementedError(f"{type(self).__name__} does not checkpoint its layers.")
 
     @abstractmethod
     def prefill(self, ids: Tensor) -> Any:
-        """Reads a prompt (B, T) up to the logits of its last token and, where it can, the state after it."""
+        """Reads a prompt (B, T) and returns the logits of its last token and, if possible, the state after it."""
 
     @abstractmethod
     def state_after(self, context: int, batch: int, room: int) -> Any:
-        """A state with the size, place and cost of one after `context` tokens, with room for `room` more."""
+        """Returns a state with the size and cost of a state after `context` tokens, with room for `room` more."""
 
     @abstractmethod
     def decode(self, token: Tensor, state: Any) -> Any:
-        """Reads one token (B, 1), up to its logits and the state after it, which `state` becomes."""
+        """Reads one token (B, 1), returns its logits, and updates `state`."""
 
-    def rewind(self, state: Any, context: int) -> None:  # noqa: B027  a state that does not grow need not be cut
-        """Makes the state one after `context` tokens again, where tokens make a difference."""
+    def rewind(self, state: Any, context: int) -> None:  # noqa: B027  a state of constant size needs no cut
+        """Restores the state after `context` tokens, if the state depends on their number."""
 
     @abstractmethod
     def generate(self, ids: Tensor, tokens: int) -> Tensor:
-        """The prompt (B, T) and its greedy continuation by `tokens` tokens."""
+        """Returns the prompt (B, T) with its greedy continuation of `tokens` tokens."""
 
     @abstractmethod
     def state_bytes(self, state: Any) -> int:
-        """Bytes of what is kept between tokens."""
+        """Returns the bytes of the state between tokens."""
 
     @abstractmethod
     def mixing_flops(self, context: float) -> float:
-        """Operations of a forward pass that mix one token with the `context` before it: all but the weights' products."""
+        """Returns the forward operations that mix a token with the `context` before it, without products with weights."""
 
     @property
     def parameters(self) -> int:
@@ -95,17 +95,17 @@ class Peer(ABC):
 
     @property
     def matmul_parameters(self) -> int:
-        """Parameters that every token is multiplied with: all weights of linear maps."""
+        """Returns the number of parameters of all linear maps, which multiply every token."""
         return sum(linear.weight.numel() for linear in self.module.modules() if isinstance(linear, nn.Linear))
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a step of decoding reads: all but the embedding, of which it looks up a row."""
+        """Returns the bytes of weights that a decode step reads: all except the embedding, of which it reads one row."""
         embeddings = sum(e.weight.nbytes for e in self.module.modules() if isinstance(e, nn.Embedding))
         return sum(parameter.nbytes for parameter in self.module.parameters()) - embeddings
 
     def forward_flops(self, tokens: int, all_logits: bool) -> float:
-        """2 per weight and token, and the mixing; a sequence from its start. Norms, gates and the like are not counted."""
+        """Returns 2 operations per weight and token, and the mixing of a whole sequence, without norms, gates and others."""
         heads = tokens if all_logits else 1
         body = self.matmul_parameters - self.head.weight.numel()
         return 2 * body * tokens + 2 * self.head.weight.numel() * heads + tokens * self.mixing_flops(tokens / 2)
@@ -114,17 +114,17 @@ class Peer(ABC):
         return 2 * self.matmul_parameters + self.mixing_flops(context)
 
     def decode_bytes(self, state: Any) -> int:
-        """Bytes that have to be moved for one step: the weights, and the state."""
+        """Returns the bytes that a decode step moves: the weights and the state."""
         return self.weight_bytes + (2 if self.state_is_written else 1) * self.state_bytes(state)
 
 
 def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
-    """For models that bring no loss: (B, T, vocabulary) and (B, T)."""
+    """Returns the loss of logits (B, T, vocabulary) and ids (B, T), for models without a loss."""
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 class RecordedStep:
-    """A call whose launches are recorded once as a CUDA graph, and played again, on the same tensors in place."""
+    """A call recorded once as a CUDA graph, and replayed on the same tensors."""
 
     WARM_UP = 3
 
@@ -149,7 +149,7 @@ class RecordedStep:
 
 
 class TransformersPeer(Peer):
-    """A causal language model with transformers' interface."""
+    """A causal language model with the interface of transformers."""
 
     cache_name = "past_key_values"
     generation: dict[str, Any] = {}
@@ -163,7 +163,7 @@ class TransformersPeer(Peer):
         return self.call(ids, labels=ids, use_cache=False).loss
 
     def checkpoint(self) -> None:
-        enable = getattr(self.module, "activation_checkpointing_enable", None)  # its name since transformers 5.21
+        enable = getattr(self.module, "activation_checkpointing_enable", None)  # since transformers 5.21
         (enable or self.module.gradient_checkpointing_enable)()
 
     def prefill(self, ids: Tensor) -> Any:
@@ -171,7 +171,7 @@ class TransformersPeer(Peer):
         return output.logits, getattr(output, self.cache_name)
 
     def state_after(self, context: int, batch: int, room: int) -> Any:
-        """The state after a short prompt: whatever was read, it has this size, and every step the same cost."""
+        """Returns the state after a short prompt, because size and cost do not depend on the prompt."""
         return self.prefill(torch.ones(batch, 16, dtype=torch.long, device=self.module.device))[1]
 
     def decode(self, token: Tensor, state: Any) -> Any:

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""torchscale 0.3.0's RetNetDecoder.
+"""RetNetDecoder of torchscale 0.3.0.
 
-It imports fairscale and timm at its top, for activation checkpointing and stochastic depth. Neither is raced, and both are
-hard to install beside a new PyTorch: while it is imported, names that are never called stand in for them.
+It imports fairscale and timm at its top, for activation checkpointing and stochastic depth. The races use neither, and both
+are hard to install with a new PyTorch, so modules with stand-ins replace them during the import.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from .peer import Peer, Size, next_token_loss
 
 @contextlib.contextmanager
 def _stand_ins(**names: tuple[str, ...]) -> Iterator[None]:
-    """Modules (dots as double underscores) that have these names, for as long as the context lasts."""
+    """Provides modules (dots as double underscores) with these names inside the context."""
     modules = {module.replace("__", "."): ModuleType(module) for module in names}
     for module, content in zip(modules.values(), names.values()):
         vars(module).update(dict.fromkeys(content))
@@ -62,12 +62,12 @@ class TorchscaleRetNet(Peer):
         return next_token_loss(self.module(ids)[0], ids)
 
     def prefill(self, ids: Tensor) -> Any:
-        """Logits alone: its parallel and chunkwise forms leave no state behind."""
+        """Returns only logits, because the parallel and chunkwise forms return no state."""
         features, _ = self.module(ids, features_only=True)
         return self.head(features[:, -1:])
 
     def state_after(self, context: int, batch: int, room: int) -> Any:
-        """The state after one token, which is of the size of any other."""
+        """Returns the state after one token, which has the size of any other."""
         state = {"context": 0}
         self.decode(torch.ones(batch, 1, dtype=torch.long, device=self.head.weight.device), state)
         return state | {"context": context}
@@ -77,12 +77,12 @@ class TorchscaleRetNet(Peer):
         return self._recurrent(token.expand(-1, state["context"]), state)
 
     def _recurrent(self, tokens: Tensor, state: dict) -> Tensor:
-        """Logits of the last token. It takes all tokens, for their number, and reads the last."""
-        self.module.chunkwise_recurrent = False  # or it would pad the token to a chunk
+        """Returns the logits of the last token. The call takes all tokens, counts them, and reads the last one."""
+        self.module.chunkwise_recurrent = False  # otherwise it pads the token to a chunk
         return self.module(tokens, incremental_state=state)[0]
 
     def generate(self, ids: Tensor, tokens: int) -> Tensor:
-        """Prompt and continuation token by token: there is no other way to its state."""
+        """Reads the prompt and continues it token by token, the only way to fill its state."""
         state: dict = {}
         for length in range(1, ids.shape[1] + tokens):
             logits = self._recurrent(ids[:, :length], state)

@@ -40,12 +40,12 @@ class YetAnotherRetNet(Peer):
         return next_token_loss(self.head(self._features(ids, self.form)[0]), ids)
 
     def prefill(self, ids: Tensor) -> Any:
-        """In the parallel form logits alone, in the chunkwise one with the states."""
+        """Returns only logits in the parallel form, and also the states in the chunkwise form."""
         features, states = self._features(ids, self.form)
         return self.head(features[:, -1:]), states
 
     def state_after(self, context: int, batch: int, room: int) -> Any:
-        """The state after one token, which is of the size of any other."""
+        """Returns the state after one token, which has the size of any other."""
         state = {"layers": (), "context": 0}
         self.decode(torch.ones(batch, 1, dtype=torch.long, device=self.head.weight.device), state)
         return state | {"context": context}

@@ -1,9 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.quality [STUDY ...]`: trains and measures what is missing of these tables, cell by cell.
+"""Trains and measures the missing cells of the tables: `python -m benchmarks.quality [STUDY ...]`.
 
-What was measured is kept, and a command that was stopped goes on where it was. `python -m benchmarks.quality.write_tables`
-makes tables of it.
+Results are saved. The same command continues a stopped run. `python -m benchmarks.quality.write_tables` makes the tables.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A cell of a table: what one model reached, measured once and kept as one JSON file."""
+"""Cells of tables: the result of one model, measured once and saved as a JSON file."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from ..whole_files import write_whole
 
 
 def rounded(value: Any, digits: int = 5) -> Any:
-    """A result with its floating point numbers cut to so many significant digits."""
+    """Returns a result with its floats rounded to a number of significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
@@ -31,38 +31,38 @@ def rounded(value: Any, digits: int = 5) -> Any:
 
 @dataclass(frozen=True)
 class Cell(ABC):
-    """What is measured. The fields decide everything, and the name of the file holds them all.
+    """A measurement. Its fields determine the result, and all of them are part of the name of its file.
 
     Attributes:
-        model: one of the kind's models. options: what it is made with beyond the defaults.
+        model: name of a model. options: arguments of the model that differ from the defaults.
     """
 
     kind: ClassVar[str]
-    noise: ClassVar[float]  # what costs of one seed differ by where nothing is better
-    least_cost: ClassVar[float] = -math.inf  # that there can be
+    noise: ClassVar[float]  # difference of costs that a single seed cannot distinguish
+    least_cost: ClassVar[float] = -math.inf  # lower bound of the cost
     model: str
     options: dict[str, Any] = field(default_factory=dict)
 
     @abstractmethod
     def measure(self) -> dict[str, Any]:
-        """Trains, and returns what can be written as JSON."""
+        """Trains a model and returns a result that can be written as JSON."""
 
     @abstractmethod
     def cost(self, result: dict[str, Any]) -> float:
-        """What a learning rate is chosen by: the less, the better."""
+        """Returns the criterion for choosing a learning rate; lower is better."""
 
     @abstractmethod
     def headline(self, result: dict[str, Any]) -> str:
-        """What was reached, in a line."""
+        """Returns the result as one line."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The fields beside model and options."""
+        """Returns the fields other than model and options."""
         return {name: value for name, value in vars(self).items() if name not in ("model", "options")}
 
     @property
     def name(self) -> str:
-        """Of the file: readable, and another for every other cell."""
+        """Returns the readable name of the file, which is unique for each cell."""
         options = [f"{name}={value}" for name, value in sorted(self.options.items())]
         return "-".join(re.sub(r"[^\w.=]+", "_", str(part)) for part in (self.model, *options, *self.facts.values()))
 
@@ -70,12 +70,12 @@ class Cell(ABC):
         return folder / self.kind / f"{self.name}.json"
 
     def result(self, folder: Path) -> dict[str, Any] | None:
-        """What was measured, if it was."""
+        """Returns the saved result, or None."""
         path = self.path(folder)
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """Measures, and writes the file, whole or not at all."""
+        """Measures and saves the result."""
         result = {
             "cell": {"kind": self.kind, **asdict(self)},
             **rounded(self.measure()),

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A language model around a token mixer, of Llama's other parts: norms, gated feed-forward, separate head."""
+"""A language model with any token mixer and the other parts of Llama: norms, gated feed-forward, separate head."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 class Block(nn.Module):
-    """Mixer and feed-forward, each a branch of the residual stream, under a norm."""
+    """A mixer and a feed-forward, each a branch of the residual stream with a norm."""
 
     def __init__(self, mixer: nn.Module, size: int, width: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embeddings, blocks, norm, head. `mixer` makes the mixer of a layer."""
+    """Embeddings, blocks, norm and head. `mixer` creates the mixer of a layer."""
 
     def __init__(self, mixer: Callable[[], nn.Module], vocabulary: int, size: int, layers: int, width: int) -> None:
         super().__init__()

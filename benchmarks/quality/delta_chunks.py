@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The gated delta rule (arXiv 2412.06464) on a CPU, by transformers' operations of PyTorch, in chunks no longer than needed.
+"""The gated delta rule (arXiv 2412.06464) on a CPU, with PyTorch operations of transformers and short chunks.
 
-Transformers fills every sequence up to chunks of 64 tokens, which for one of 8 takes four times as long; and where fla is
-installed it calls its kernels, which run on a GPU alone.
+transformers pads every sequence to chunks of 64 tokens, which is four times as slow for 8 tokens. If fla is installed,
+transformers calls fla's kernels, which need a GPU.
 """
 
 import inspect
@@ -19,7 +19,7 @@ _RECURRENT = modeling_qwen3_next.torch_recurrent_gated_delta_rule
 
 
 def chunkwise(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """What `torch_chunk_gated_delta_rule` of transformers returns, of (B, T, H, K) and (B, T, H, V)."""
+    """Returns the result of transformers' `torch_chunk_gated_delta_rule` for (B, T, H, K) and (B, T, H, V)."""
     if query.device.type != "cpu":
         return _CHUNKWISE(query, key, value, **options)
     chunk = min(LONGEST, 1 << (query.shape[1] - 1).bit_length())
@@ -27,11 +27,11 @@ def chunkwise(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tupl
 
 
 def recurrent(query: Tensor, *operands: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """What `torch_recurrent_gated_delta_rule` of transformers returns."""
+    """Returns the result of transformers' `torch_recurrent_gated_delta_rule`."""
     return (inspect.unwrap(_RECURRENT) if query.device.type == "cpu" else _RECURRENT)(query, *operands, **options)
 
 
 def install() -> None:
-    """Has every Qwen3-Next of transformers in this process compute it here."""
+    """Makes every Qwen3-Next of transformers in this process use these functions."""
     modeling_qwen3_next.torch_chunk_gated_delta_rule = chunkwise
     modeling_qwen3_next.torch_recurrent_gated_delta_rule = recurrent

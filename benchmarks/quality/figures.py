@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The figures of docs/results.md, made from cells alone."""
+"""The figures of docs/results.md, made from cells."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ from .tables import Report, loss
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; solid lines are ours
+# Okabe and Ito's colours for colour-blind readers; RetNets have solid lines
 STYLES = {
     "RetNet": ("#D55E00", "o", "-"),
     "RetNet, published decays": ("#E69F00", "p", "-"),
@@ -38,7 +38,7 @@ def _line(axes: "Axes", title: str, points: list[tuple[float, Estimate]]) -> Non
 
 
 def position(report: Report, axes: "Axes") -> None:
-    """Loss against the place in a long block."""
+    """Draws the loss against the position in a long block."""
     length = str(report.plan.size.lengths[-1])
     for row, results in report.rows(studies.COMPARISON):
         parts = zip(*(result["reporting"][length]["by_position"] for result in results))
@@ -49,7 +49,7 @@ def position(report: Report, axes: "Axes") -> None:
 
 
 def training(report: Report, axes: "Axes") -> None:
-    """Perplexity against tokens trained on."""
+    """Draws the perplexity against the number of training tokens."""
     size = report.plan.size
     for row in studies.MAIN:
         points = []
@@ -60,13 +60,13 @@ def training(report: Report, axes: "Axes") -> None:
         if points:
             _line(axes, row.title, points)
     axes.set(xscale="log", yscale="log", xlabel="million tokens trained on", ylabel="perplexity")
-    for axis in (axes.xaxis, axes.yaxis):  # tens alone would be one or two marks
+    for axis in (axes.xaxis, axes.yaxis):  # powers of ten alone would give one or two ticks
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("{x:g}")
 
 
 def recall(report: Report, axes: "Axes", pairs: int = PAIRS[-2]) -> None:
-    """Associative recall against the size of the state: every seed, a line through the best, and one of what is guessed."""
+    """Draws recall against the size of the state: all seeds, a line through the best, and a line of guesses."""
     for row in studies.COMPARISON:
         states, shares = [], []
         for hidden_size in report.plan.size.recall_sizes:
@@ -94,7 +94,7 @@ FIGURES: dict[str, tuple[Any, str]] = {
 
 
 def draw(report: Report, folder: Path) -> None:
-    """Writes the figures that there are results for."""
+    """Writes the figures for which results exist."""
     import matplotlib
 
     matplotlib.use("Agg")

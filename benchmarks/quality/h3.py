@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""H3 (arXiv 2212.14052): keys through a shift, their products with values through a diagonal state space, times queries.
+"""H3 (arXiv 2212.14052): a shift of keys, a diagonal state space of their products with values, times queries.
 
-Written from the paper, section 3 and appendix; state spaces as S4D has them (arXiv 2206.11893, S4D-Lin).
+Written from the paper, section 3 and appendix, with the state spaces of S4D-Lin (arXiv 2206.11893).
 Shapes: B batch, T tokens, D hidden size, H heads, P head size, N states.
 """
 
@@ -15,7 +15,7 @@ from .long_convolution import long_convolution
 
 
 class ShiftStateSpace(nn.Module):
-    """A state that holds the last N inputs of its channel, and a learned readout: a convolution of N taps."""
+    """A state with the last N inputs of its channel and a learned readout: a convolution of N taps."""
 
     def __init__(self, channels: int, states: int) -> None:
         super().__init__()
@@ -26,12 +26,12 @@ class ShiftStateSpace(nn.Module):
         """(B, D, T) -> (B, D, T)."""
         states = self.readout.shape[1]
         padded = nn.functional.pad(signal, (states - 1, 0))
-        taps = self.readout.flip(1)[:, None]  # the newest last, as conv1d wants them
+        taps = self.readout.flip(1)[:, None]  # newest last, the order of conv1d
         return nn.functional.conv1d(padded, taps, groups=len(taps)) + self.skip[:, None] * signal
 
 
 class DiagonalStateSpace(nn.Module):
-    """x_t = exp(Δ A) x_{t-1} + Δ u_t, y_t = 2 Re(C x_t) + D u_t, with N complex states a channel."""
+    """x_t = exp(Δ A) x_{t-1} + Δ u_t, y_t = 2 Re(C x_t) + D u_t, with N complex states per channel."""
 
     def __init__(self, channels: int, states: int) -> None:
         super().__init__()
@@ -42,12 +42,12 @@ class DiagonalStateSpace(nn.Module):
         self.skip = nn.Parameter(torch.ones(channels))
 
     def transition(self) -> tuple[Tensor, Tensor]:
-        """Logarithm of the factor that a state decays by in a step, and of an input: Δ A (C, N) and Δ (C, 1)."""
+        """Returns Δ A (C, N), the log of the decay of a state in a step, and Δ (C, 1), the factor of an input."""
         step = self.log_step.exp()[:, None]
         return step * torch.complex(-self.log_decay.exp(), self.frequency), step
 
     def filters(self, length: int) -> Tensor:
-        """(C, T): what is left of an input after so many steps."""
+        """Returns (C, T), the weight of an input after each number of steps."""
         exponent, step = self.transition()
         powers = (exponent[..., None] * torch.arange(length, device=step.device)).exp()  # (C, N, T)
         return 2 * torch.einsum("cn,cnt->ct", torch.view_as_complex(self.readout) * step, powers).real
@@ -57,7 +57,7 @@ class DiagonalStateSpace(nn.Module):
         return long_convolution(signal, self.filters(signal.shape[-1])) + self.skip[:, None] * signal
 
     def recurrent(self, signal: Tensor) -> Tensor:
-        """The same token by token: the reference."""
+        """Computes the same token by token, as the reference."""
         exponent, step = self.transition()
         state, outputs = torch.zeros_like(exponent), []
         state = state.expand(signal.shape[0], *state.shape)
@@ -68,7 +68,7 @@ class DiagonalStateSpace(nn.Module):
 
 
 class H3(nn.Module):
-    """O = Q ⊙ DiagonalSSM(ShiftSSM(K) ⊗ V), the outer product taken in each head."""
+    """O = Q ⊙ DiagonalSSM(ShiftSSM(K) ⊗ V), with an outer product in each head."""
 
     def __init__(self, size: int, head_size: int = 8, states: int = 64, taps: int = 64) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class H3(nn.Module):
         self.diagonal = DiagonalStateSpace(size // head_size, states)
 
     def state_numbers(self, length: int) -> int:
-        """The last keys, and the complex states of every product of a key's and a value's channel in a head."""
+        """Returns the size of the last keys and of the complex states of all products of key and value channels."""
         size, taps = self.shift.readout.shape
         return size * taps + size * self.head_size * 2 * self.diagonal.frequency.shape[1]
 

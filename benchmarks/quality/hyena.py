@@ -22,7 +22,7 @@ class ImplicitFilter(nn.Module):
         sizes = [2 * bands + 1, width, width]
         self.layers = nn.ModuleList([nn.Linear(first, last) for first, last in zip(sizes, sizes[1:])])
         self.last = nn.Linear(width, channels, bias=False)
-        # time constants of the windows, from a fiftieth of the length to a third, and a floor under them
+        # time constants of the windows, from 1/50 to 1/3 of the length, and a lower bound of the windows
         rates = torch.linspace(math.log(1e-2) / 1.5, math.log(1e-2) / 0.3, channels).abs()
         self.rates = nn.Buffer(rates / length, persistent=False)
         self.floor = 0.01
@@ -40,7 +40,7 @@ class ImplicitFilter(nn.Module):
 
 
 class Hyena(nn.Module):
-    """z = x_2 ⊙ (h ∗ (x_1 ⊙ v)), of projections that a convolution of three taps has gone over (definition 3.1)."""
+    """z = x_2 ⊙ (h ∗ (x_1 ⊙ v)) of projections after a convolution of three taps (definition 3.1)."""
 
     def __init__(self, size: int, length: int = 256) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Hyena(nn.Module):
         self.out_proj = nn.Linear(size, size)
 
     def state_numbers(self, length: int) -> int:
-        """Two inputs of the short convolution, and all of the long one's: it has no recurrence."""
+        """Returns the size of two inputs of the short convolution and all inputs of the long one: it has no recurrence."""
         return 2 * self.short.in_channels + length * len(self.skip)
 
     def forward(self, hidden_states: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Cells of image classification: mixers of equal size on Fashion-MNIST, `apt-get install dataset-fashion-mnist`.
+"""Cells of image classification: mixers of equal size on Fashion-MNIST (`apt-get install dataset-fashion-mnist`).
 
-The pictures are 28 x 28. ViT and ViR read them as 7 x 7 patches of 4 pixels; RMT and MetaFormer have a stage of 7 x 7 tokens
-and one of 4 x 4.
+The pictures have 28 x 28 pixels. ViT and ViR read them as 7 x 7 patches of 4 pixels; RMT and MetaFormer have a stage of
+7 x 7 tokens and a stage of 4 x 4.
 """
 
 import gzip
@@ -39,12 +39,12 @@ FOLDER = Path("/usr/share/datasets/fashion-mnist")
 PARAMETERS = 200_000
 HIDDEN_SIZE, LAYERS, HEADS, PATCH = 64, 4, 4, 4
 STAGES, DEPTHS, STAGE_HEADS = (32, 64), (2, 3), (2, 4)
-HELD_OUT = 5000  # of the 60,000 pictures to train on, for choosing
+HELD_OUT = 5000  # of the 60,000 training pictures, for choosing
 BATCH = 128
 
 
 class Pictures(NamedTuple):
-    """Pictures (N, 1, 28, 28), of mean 0 and variance 1, and what they show (N,)."""
+    """Pictures (N, 1, 28, 28) with mean 0 and variance 1, and their classes (N,)."""
 
     pixels: Tensor
     labels: Tensor
@@ -52,7 +52,7 @@ class Pictures(NamedTuple):
 
 @cache
 def fashion_mnist() -> tuple[Pictures, Pictures, Pictures]:
-    """Pictures to train on, to choose by, and to report on."""
+    """Returns pictures for training, for choosing the learning rate, and for reporting."""
     if not FOLDER.is_dir():
         raise MissingText("Fashion-MNIST is not here: apt-get install dataset-fashion-mnist")
 
@@ -64,7 +64,7 @@ def fashion_mnist() -> tuple[Pictures, Pictures, Pictures]:
     def read(name: str) -> Pictures:
         pixels = read_idx(f"{name}-images-idx3", 16).view(-1, 1, 28, 28).float() / 255
         labels = read_idx(f"{name}-labels-idx1", 8).long()
-        return Pictures((pixels - 0.286) / 0.353, labels)  # mean and standard deviation of the 60,000
+        return Pictures((pixels - 0.286) / 0.353, labels)  # mean and standard deviation of the 60,000 pictures
 
     training, reporting = read("train"), read("t10k")
     order = torch.randperm(len(training.labels), generator=torch.Generator().manual_seed(0))
@@ -91,7 +91,7 @@ def vit(width: int, **options: Any) -> nn.Module:
 
 
 def vir(width: int, schedule: str = "log_linear", **options: Any) -> nn.Module:
-    """ViR with norm and GELU after the retention, and the mean of all patches for the classifier, whichever way it reads."""
+    """Returns a ViR with norm and GELU after retention; the classifier uses the mean of all patches in any reading order."""
     fields = {"use_retention_norm": True, "retention_act": "gelu", "pooling": "mean", "intermediate_size": width}
     schedules = {"decay_schedule": decays(schedule, HEADS)}
     return ViRForImageClassification(ViRConfig(**(COMMON | TOKENS | fields | schedules | options)))
@@ -135,7 +135,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {"vit": vit, "vir": vir, "rmt": rm
 
 
 def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Pictures mirrored at random, and moved by up to two pixels."""
+    """Returns pictures that are randomly mirrored and shifted by up to two pixels."""
     count, _, height, width = pixels.shape
     mirrored = torch.rand(count, generator=generator) < 0.5
     pixels = torch.where(mirrored[:, None, None, None], pixels.flip(-1), pixels)
@@ -156,7 +156,7 @@ def accuracy(model: nn.Module, pictures: Pictures) -> float:
 
 @dataclass(frozen=True)
 class ImageCell(Cell):
-    """Cells of one seed see the same pictures, in the same order, moved and mirrored alike."""
+    """Cells with the same seed use the same pictures in the same order, with the same shifts and reflections."""
 
     kind: ClassVar[str] = "images"
     noise: ClassVar[float] = 0.002

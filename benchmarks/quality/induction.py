@@ -1,11 +1,11 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.quality.induction`: whether our H3 and Hyena learn what H3's paper was written about.
+"""Tests H3 and Hyena on the task of H3's paper: `python -m benchmarks.quality.induction`.
 
-Induction heads (arXiv 2212.14052, section 3): 30 tokens of a vocabulary of 20, among which one mark; at the end the mark
-comes again, and what followed it the first time is to be named. Two layers of width 32 see the same 5,000 examples again
-and again, and are tried on others. The paper reports, in percent: attention 100, H3 100, a diagonal state space alone (S4D)
-35.6, chance 5.
+Induction heads (arXiv 2212.14052, section 3): 30 tokens of a vocabulary of 20, with one mark. The mark appears again at the
+end, and the model must name the token after its first occurrence. Two layers of width 32 train on the same 5,000 examples
+repeatedly, and are tested on other examples. The paper reports, in percent: attention 100, H3 100, a diagonal state space
+alone (S4D) 35.6, chance 5.
 """
 
 import argparse
@@ -29,7 +29,7 @@ BATCH, RATE = 64, 3e-3
 
 
 def examples(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Sequences (N, 30) that end with their second mark, and what followed the first (N,)."""
+    """Returns sequences (N, 30) that end with their second mark, and the tokens (N,) after the first mark."""
     ids = torch.randint(MARK, (count, LENGTH), generator=generator)
     places = torch.randint(LENGTH - 2, (count, 1), generator=generator)
     ids.scatter_(1, places, MARK)
@@ -38,7 +38,7 @@ def examples(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 class StateSpaceAlone(nn.Module):
-    """A diagonal state space, GELU and a linear map, without H3's shift and products."""
+    """A diagonal state space, GELU and a linear map, without the shift and the products of H3."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def accuracy(model: str, seed: int, steps: int) -> float:
-    """Share of 1,000 examples that a model names rightly after so many steps."""
+    """Returns the share of correct answers in 1,000 examples after a number of steps."""
     torch.manual_seed(seed)
     network, generator = MODELS[model](), torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(parameter_groups(network), lr=RATE)

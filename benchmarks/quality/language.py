@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Cells of language modelling: one model, one text, one learning rate, one seed."""
+"""Cells of language modelling: one model, text, learning rate and seed."""
 
 import math
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from .training import train
 
 @dataclass(frozen=True)
 class LanguageCell(Cell):
-    """Cells of one seed and text see the same blocks in the same order."""
+    """Cells with the same seed and text use the same blocks in the same order."""
 
     kind: ClassVar[str] = "language"
     noise: ClassVar[float] = 0.02
-    thorough: ClassVar[bool] = True  # or the loss at the trained length alone
+    thorough: ClassVar[bool] = True  # False: only the loss at the trained length
     text: str = "king-james"
     tokens: int = 700_000
     learning_rate: float = 3e-3

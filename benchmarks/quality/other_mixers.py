@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Parts of RWKV v4 (arXiv 2305.13048) and other ideas, in the place of parts of a RetNet, for the search."""
+"""Parts of RWKV v4 (arXiv 2305.13048) and other ideas that replace parts of a RetNet in the search."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ from .rwkv_sums import weighted_sum
 
 
 class Feature(nn.Module):
-    """A feature map that transformers has no name for."""
+    """A feature map that transformers does not have."""
 
     def forward(self, vectors: Tensor) -> Tensor:
         return self.function(vectors)
@@ -31,12 +31,12 @@ class Exponential(Feature):
 
 
 class Shift(nn.Module):
-    """A learned mixture of each token with the one before it, of each channel."""
+    """A learned mixture of each token with the previous token, per channel."""
 
     def __init__(self, size: int, layer: int, layers: int) -> None:
         super().__init__()
         channel = torch.arange(size, dtype=torch.float32) / size
-        self.own = nn.Parameter(channel ** (1 - layer / layers))  # RWKV's start
+        self.own = nn.Parameter(channel ** (1 - layer / layers))  # RWKV's initialisation
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
@@ -57,7 +57,7 @@ class ReceptanceFeedForward(nn.Module):
 
 
 class WeightedSums(nn.Module):
-    """RWKV's time mixing, with the call of a layer of retention."""
+    """RWKV's time mixing, with the interface of a layer of retention."""
 
     def __init__(self, size: int, layer: int, layers: int) -> None:
         super().__init__()
@@ -72,10 +72,10 @@ class WeightedSums(nn.Module):
 
 
 class SearchedRetention(RetNetRetention):
-    """Retention with ideas that the product does not have. `search` makes a layer of it one of this class."""
+    """Retention with additional options. `search` turns a layer of retention into this class."""
 
     def search(self, parts: dict[str, Any], first_values: list[Tensor]) -> None:
-        """Sets what differs, as `exchange` describes it."""
+        """Sets the options that `exchange` describes."""
         self.__class__ = SearchedRetention
         heads = self.config.num_attention_heads
         self.least_sum, self.first_values = parts.get("divisor"), first_values
@@ -101,16 +101,16 @@ class SearchedRetention(RetNetRetention):
 
 
 def exchange(model: nn.Module, parts: dict[str, Any], width: int) -> nn.Module:
-    """The RetNet with other parts.
+    """Replaces parts of a RetNet and returns it.
 
     Args:
-        parts: mixer, "rwkv"; feed_forward, the same; norm, "layer", with biases; start, "rwkv", orthogonal matrices and
-            small embeddings, or "torch", the usual start of PyTorch; divisor, the least sum of weights that the output
-            is divided by; value_residual, whether later layers add the values of the first one; bonus, a learned weight of
-            each token itself; out_scale, a factor on the last matrix of each branch; embedding, the standard deviation
-            of embeddings at the start; head, a factor on the matrix of the head; shift, whether what a branch reads is mixed
-            with the token before, "both", "mixer" or "feed_forward".
-        width: of the feed-forward.
+        parts: mixer: "rwkv"; feed_forward: "rwkv"; norm: "layer", with biases; start: "rwkv" (orthogonal matrices and small
+            embeddings) or "torch" (PyTorch's initialisation); divisor: minimal sum of weights that divides the output;
+            value_residual: whether later layers add the values of the first layer; bonus: a learned weight of each token
+            itself; out_scale: factor on the last matrix of each branch; embedding: initial standard deviation of
+            embeddings; head: factor on the matrix of the head; shift: branches that mix their input with the previous
+            token, "both", "mixer" or "feed_forward".
+        width: width of the feed-forward.
     """
     config, base = model.config, model.model
     size, layers, first_values = config.hidden_size, config.num_hidden_layers, []
@@ -142,7 +142,7 @@ def exchange(model: nn.Module, parts: dict[str, Any], width: int) -> nn.Module:
 
 @torch.no_grad()
 def restart(model: nn.Module, start: str | None, out_scale: float = 1.0) -> None:
-    """Draws the matrices anew, by one of the starts of `exchange`."""
+    """Initialises the matrices again with a start of `exchange`."""
     vocabulary = model.config.vocab_size
     for name, module in model.named_modules():
         if start == "rwkv" and isinstance(module, nn.Linear):
@@ -159,6 +159,6 @@ def restart(model: nn.Module, start: str | None, out_scale: float = 1.0) -> None
 
 
 def install_features() -> None:
-    """Gives transformers the names of further feature maps."""
+    """Registers additional feature maps in transformers."""
     ACT2FN.setdefault("elu_plus_one", ShiftedELU)
     ACT2FN.setdefault("exponential", Exponential)

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Multi-query associative recall (MQAR, arXiv 2312.04927): how many pairs a state of a given size can hold.
+"""Multi-query associative recall (MQAR, arXiv 2312.04927): how many pairs fit into a state of a given size.
 
-A sequence names pairs of a key and a value, then the same pairs in another order; in this second part the value is asked
-for at each key. Small models find out what is wanted only if they meet few pairs first, so the number of pairs grows.
+A sequence lists pairs of a key and a value, then the keys in another order; the model must give the value of each key in
+this second part. Small models learn the task only from few pairs, so the number of pairs grows during training.
 """
 
 from dataclasses import dataclass
@@ -22,29 +22,29 @@ from .state import state_numbers
 from .training import fit, parameter_groups
 
 
-VOCABULARY = 64  # a half of it keys, the other half values
+VOCABULARY = 64  # half keys, half values
 PAIRS = (2, 4, 8, 16, 32)
-TOKENS = 4096  # of a step
+TOKENS = 4096  # in a step
 LENGTH = 4 * PAIRS[-1]
 LEAST_WIDTH = 16
-WARMUP = 0.1  # of the steps
-GROWING = 0.6  # the share of training in which the number of pairs grows
+WARMUP = 0.1  # share of the steps
+GROWING = 0.6  # share of the training in which the number of pairs grows
 
 
 def examples(pairs: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """As `associative_examples` gives them, of this vocabulary."""
+    """Returns examples of `associative_examples` with this vocabulary."""
     keys, values = torch.arange(VOCABULARY).chunk(2)
     return associative_examples(keys, values, pairs, count, generator)
 
 
 def guessed(pairs: int) -> float:
-    """Share that is right on average where one of the values that were not asked for yet is named at random."""
+    """Returns the expected accuracy of random guesses among the values that were not asked for yet."""
     return sum(1 / left for left in range(1, pairs + 1)) / pairs
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, pairs: int, count: int = 256) -> float:
-    """Share of values that are named, on examples that training does not see."""
+    """Returns the share of correct values in examples that are not used in training."""
     ids, labels = examples(pairs, count, torch.Generator().manual_seed(2**31 + pairs))
     asked = labels >= 0
     return (model(ids, use_cache=False).logits.argmax(-1) == labels)[asked].float().mean().item()
@@ -52,11 +52,11 @@ def accuracy(model: nn.Module, pairs: int, count: int = 256) -> float:
 
 @dataclass(frozen=True)
 class RecallCell(Cell):
-    """Two layers of a model, of a given width, with hardly a feed-forward (a Mamba2: with states of 16 numbers)."""
+    """Two layers of a model, with a given width and a minimal feed-forward (Mamba2: with states of 16 elements)."""
 
     kind: ClassVar[str] = "recall"
     noise: ClassVar[float] = 0.02
-    least_cost: ClassVar[float] = -len(PAIRS)  # of a model that makes no mistake
+    least_cost: ClassVar[float] = -len(PAIRS)  # of a perfect model
     hidden_size: int = 64
     learning_rate: float = 3e-3
     seed: int = 0

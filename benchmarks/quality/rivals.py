@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Models of equal size: what each is, and the width of its feed-forward at which it has as many parameters as the others."""
+"""Models of equal size, and the width of the feed-forward that gives each the same number of parameters."""
 
 import math
 from collections.abc import Callable
@@ -31,12 +31,12 @@ from .window import WindowAttention, add_window
 
 
 def decays(schedule: str, heads: int) -> str | list[float] | list[list[float]]:
-    """What `RetNetConfig.decay_schedule` takes.
+    """Returns a value for `RetNetConfig.decay_schedule`.
 
     Args:
-        schedule: a name that it knows; "geometric FIRST LAST", γ = exp(-1/τ) with time constants τ in tokens from FIRST to
-            LAST, each a fixed multiple of the one before; "alibi", those of ALiBi's slopes (arXiv 2108.12409); "constant τ";
-            or such a schedule for each layer, with commas between them.
+        schedule: a name of a schedule; "geometric FIRST LAST", γ = exp(-1/τ) with time constants τ from FIRST to LAST tokens
+            in a geometric sequence; "alibi", the slopes of ALiBi (arXiv 2108.12409); "constant τ"; or such a schedule for
+            each layer, separated by commas.
     """
     if "," in schedule:
         return [decays(part, heads) for part in schedule.split(",")]
@@ -49,7 +49,7 @@ def decays(schedule: str, heads: int) -> str | list[float] | list[list[float]]:
 
 
 def sizes(size: Setting, width: int) -> dict[str, int]:
-    """Those of a decoder with a feed-forward of this width, by transformers' names."""
+    """Returns the sizes of a decoder with a feed-forward of this width, by transformers' names."""
     return {
         "vocab_size": size.vocabulary,
         "hidden_size": size.hidden_size,
@@ -68,10 +68,10 @@ def retnet(
     exchanged: dict[str, Any] | None = None,
     **options: Any,
 ) -> nn.Module:
-    """RetNet; with a window, softmax attention over so many tokens beside the retention of every layer.
+    """Returns a RetNet; with `window`, each layer adds softmax attention over this number of tokens.
 
     Args:
-        exchanged: parts that `parts.exchange` puts in the place of its own.
+        exchanged: replaced parts, see `other_mixers.exchange`.
     """
     heads = heads or size.heads
     other_mixers.install_features()
@@ -92,12 +92,12 @@ def retnet(
 
 
 def retnet_from_scratch(size: Setting, width: int, **options: Any) -> nn.Module:
-    """RetNet, with what the sizes for training from scratch have."""
+    """Returns a RetNet with the options of the presets for training from scratch."""
     return RetNetForCausalLM(RetNetConfig.from_preset("tiny", **(sizes(size, width) | options)))
 
 
 def linear_transformer(size: Setting, width: int, **options: Any) -> nn.Module:
-    """No decay, no gate, no rotation, positive features (arXiv 2006.16236); the norm of each head in place of its sum."""
+    """No decay, gate or rotation, positive features (arXiv 2006.16236); the norm of each head replaces its sum."""
     fields = {"schedule": "none", "use_output_gate": False, "use_rotary": False, "feature_map": "relu"}
     return retnet(size, width, **(fields | options))
 
@@ -122,7 +122,7 @@ def rwkv(size: Setting, width: int, **options: Any) -> nn.Module:
 
 
 def mamba2(size: Setting, width: int, **options: Any) -> nn.Module:
-    """Mamba2 (arXiv 2405.21060). More layers stand in the place of a feed-forward, and `width` is the size of a state."""
+    """Mamba2 (arXiv 2405.21060). It has more layers instead of a feed-forward; `width` is the size of a state."""
     fields = {
         "vocab_size": size.vocabulary,
         "hidden_size": size.hidden_size,
@@ -137,7 +137,7 @@ def mamba2(size: Setting, width: int, **options: Any) -> nn.Module:
 
 
 def gated_delta_net(size: Setting, width: int, **options: Any) -> nn.Module:
-    """The linear layers of Qwen3-Next alone (arXiv 2412.06464), with heads of RetNet's sizes."""
+    """Only the linear layers of Qwen3-Next (arXiv 2412.06464), with heads of RetNet's sizes."""
     delta_chunks.install()
     fields = {
         "vocab_size": size.vocabulary,
@@ -181,10 +181,10 @@ RIVALS: dict[str, Callable[..., nn.Module]] = {
 
 
 def equalised(make: Callable[[int], nn.Module], parameters: int) -> nn.Module:
-    """The model whose width of feed-forward, a multiple of 8, brings it closest to so many parameters.
+    """Returns the model with the feed-forward width, a multiple of 8, that brings it closest to `parameters`.
 
     Raises:
-        ValueError: if it has more without any.
+        ValueError: if the model has more parameters without a feed-forward.
     """
 
     def count(width: int) -> int:
@@ -199,10 +199,10 @@ def equalised(make: Callable[[int], nn.Module], parameters: int) -> nn.Module:
 
 
 def of_equal_size(model: str, options: dict[str, Any], size: Setting) -> nn.Module:
-    """A model of as many parameters as every other of the setting.
+    """Returns a model with as many parameters as the other models of the setting.
 
     Args:
-        options: of the model; `fan_in`, of any of them: see `start_by_fan_in`.
+        options: arguments of the model; also `fan_in`, see `start_by_fan_in`.
     """
     options = dict(options)
     fan_in = options.pop("fan_in", False)
@@ -215,7 +215,7 @@ def of_equal_size(model: str, options: dict[str, Any], size: Setting) -> nn.Modu
 
 
 def start_by_fan_in(model: nn.Module, hidden_size: int) -> nn.Module:
-    """The model with a norm of its embeddings, and with matrices of PyTorch's start, U(±1/√fan_in)."""
+    """Returns the model with a norm of its embeddings, and with PyTorch's initial matrices, U(±1/√fan_in)."""
     model.set_input_embeddings(nn.Sequential(model.get_input_embeddings(), nn.RMSNorm(hidden_size, eps=1e-6)))
     other_mixers.restart(model, "torch")
     return model

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The weighted sum of RWKV v4 (arXiv 2305.13048, equation 16), in place of the one of transformers.
+"""The weighted sum of RWKV v4 (arXiv 2305.13048, equation 16), which replaces transformers' function.
 
-Without its CUDA kernel transformers writes each token's output into one tensor, of which the backward copies the whole for
-every token. Here only the recurrence itself runs token by token, as one multiplication and addition.
+Without its CUDA kernel, transformers writes the output of each token into one tensor, and the backward pass copies this
+tensor for every token. Here, only the recurrence runs token by token, with one multiplication and addition.
 """
 
 import torch
@@ -19,21 +19,21 @@ def weighted_sum(
     state: tuple[Tensor, Tensor, Tensor] | None = None,
     return_state: bool = False,
 ) -> tuple[Tensor, list[Tensor] | None]:
-    """What `rwkv_linear_attention` of transformers returns.
+    """Returns the result of transformers' `rwkv_linear_attention`.
 
-    Sums are kept divided by exp(highest), where `highest` (B, T, C) bounds every exponent that they hold.
+    Sums are stored divided by exp(highest); `highest` (B, T, C) bounds every exponent in them.
 
     Args:
         time_decay, time_first: (C,). key, value: (B, T, C).
         state: numerator, denominator and highest exponent, (B, C) each, in float32.
 
     Returns:
-        The sums (B, T, C), and the state after the last token if a state was given or is asked for.
+        The sums (B, T, C), and the state after the last token if a state was passed or requested.
     """
     log_decay, exponent = -time_decay.exp(), key.float()
     first = exponent.new_zeros(exponent[:, 0].shape)
     numerator, denominator, highest_before = state or (first, first, first - 1e38)
-    with torch.no_grad():  # the result does not depend on it
+    with torch.no_grad():  # the result does not depend on `highest`
         decayed = log_decay * torch.arange(key.shape[1], device=key.device)[:, None]  # (T, C)
         highest = decayed + torch.cummax(exponent - decayed, 1).values
         highest = highest.maximum(highest_before[:, None] + decayed + log_decay)
@@ -54,5 +54,5 @@ def weighted_sum(
 
 
 def install() -> None:
-    """Has every RWKV of transformers in this process compute its sums here."""
+    """Makes every RWKV of transformers in this process use this function."""
     modeling_rwkv.rwkv_linear_attention = weighted_sum

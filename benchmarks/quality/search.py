@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The search for the RetNet that learns best: every candidate that was tried, on one seed of the King James Bible."""
+"""The search for the RetNet that learns best: all candidates, with one seed of the King James Bible."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from .language import LanguageCell
 SHORT, MIDDLE, LONG = 700_000, 2_000_000, 4_000_000
 RATES = SLOW, FAST = 6e-3, 1.2e-2
 BY_DEPTH = "geometric 1 32,geometric 2 128,geometric 2 256,geometric 2 512"
-EVENLY = "geometric 1 32,geometric 1.26 80.6,geometric 1.59 203,geometric 2 512"  # that of the named sizes
+EVENLY = "geometric 1 32,geometric 1.26 80.6,geometric 1.59 203,geometric 2 512"  # decays of the presets
 BASE = {"schedule": BY_DEPTH, "use_head_norm": False, "feature_map": "relu"}
 LIKE_RWKV = {"mixer": "rwkv", "feed_forward": "rwkv", "norm": "layer", "start": "rwkv"}
 NORM = {"use_embedding_norm": True}
@@ -21,21 +21,21 @@ NORM = {"use_embedding_norm": True}
 
 @dataclass(frozen=True)
 class SearchCell(LanguageCell):
-    """A candidate. Only the losses at the trained length are kept."""
+    """A candidate. Only the losses at the trained length are saved."""
 
     kind: ClassVar[str] = "search"
     thorough: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
-        """Readable in part: the names of candidates are longer than those of files may be."""
+        """Returns a partly readable name, because names of candidates exceed the length of file names."""
         whole = super().name
         readable = whole.partition(self.text)[0].replace("schedule=", "")[:100]
         return f"{readable}-{self.learning_rate}-{self.seed}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
 
 class Candidate(NamedTuple):
-    """What was tried: a title, the options of a RetNet, and (tokens, learning rate) of each training."""
+    """A title, the options of a RetNet, and (tokens, learning rate) of each training."""
 
     title: str
     options: dict[str, Any]
@@ -48,27 +48,27 @@ SHORT_FAST, MIDDLE_SLOW, LONG_SLOW = ((SHORT, FAST),), ((MIDDLE, SLOW),), ((LONG
 
 
 def base(title: str, *trainings: tuple[tuple[int, float], ...], **options: Any) -> Candidate:
-    """With the start of the paper."""
+    """Returns a candidate with the initialisation of the paper."""
     return Candidate(title, BASE | options, sum(trainings, ()))
 
 
 def started(
     title: str, *trainings: tuple[tuple[int, float], ...], exchanged: dict[str, Any] | None = None, **options: Any
 ) -> Candidate:
-    """With the start by fan-in, and a norm of the embeddings."""
+    """Returns a candidate with the initialisation by fan-in and a norm of the embeddings."""
     return base(title, *trainings, **NORM, **options, exchanged={"start": "torch", **(exchanged or {})})
 
 
 def divided(
     title: str, *trainings: tuple[tuple[int, float], ...], exchanged: dict[str, Any] | None = None, **options: Any
 ) -> Candidate:
-    """As `started`, with sums of weights as divisors in the place of the rotation."""
+    """Returns a candidate like `started`, with sums of weights as divisors instead of the rotation."""
     parts = {"divisor": 1e-2, **(exchanged or {})}
     return started(title, *trainings, exchanged=parts, use_rotary=False, **options)
 
 
 def rwkv(title: str, *trainings: tuple[tuple[int, float], ...], exchanged: dict[str, Any], **options: Any) -> Candidate:
-    """RWKV v4 without shifts, with some parts of ours."""
+    """Returns RWKV v4 without shifts, with some parts of RetNet."""
     return base(title, *trainings, **NORM, **options, exchanged=LIKE_RWKV | exchanged)
 
 
@@ -76,7 +76,7 @@ def of_rival(title: str, model: str) -> Candidate:
     return Candidate(title, {"fan_in": True}, tuple((SHORT, rate) for rate in (3e-3, *RATES)), model)
 
 
-# what the rows of each table share, and the rows
+# options that the rows of each table share, and the rows
 GROUPS: dict[str, tuple[Candidate, ...]] = {
     "the start": (
         base("start of the paper", SHORT_BOTH),
@@ -147,7 +147,7 @@ def cells_of(candidate: Candidate, setting: str) -> list[SearchCell]:
 
 
 def cells(setting: str) -> Iterator[SearchCell]:
-    """All candidates as cells."""
+    """Yields all candidates as cells."""
     for group in GROUPS.values():
         for candidate in group:
             yield from cells_of(candidate, setting)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""How large models and trainings are."""
+"""Sizes of models and trainings."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,20 @@ class Setting:
     """Sizes that all models of a table share.
 
     Attributes:
-        hidden_size, layers, heads: of every model, unless an option of a cell says otherwise.
-        parameters: that the width of its feed-forward brings every model to.
-        vocabulary, tokenizer_texts: size of the tokenizer, and what it is trained on.
-        block, batch: tokens of a sequence and sequences of a step, in training.
-        lengths: of the blocks that the loss is measured in, the trained length first.
-        scored_tokens: of a text, at the most.
-        short, middle, long: tokens trained on.
-        seeds: of every row.
-        texts: trained on, the main one first. other_texts: what models of one text are tried on too.
-        bfloat16: whether the matrix products of training have its inputs (torch.autocast).
-        studies: by name, in the order in which they are measured.
-        rates: of learning, tried first; if there are several, others follow until the best has a worse one on both sides.
-        pictures, image_rates: as for tokens and rates, of images.
-        recall_steps, recall_sizes: steps of training on associative recall, and hidden sizes.
+        hidden_size, layers, heads: sizes of every model, unless a cell has other options.
+        parameters: number of parameters of every model; the width of the feed-forward is chosen for it.
+        vocabulary, tokenizer_texts: size of the tokenizer, and its training texts.
+        block, batch: tokens of a sequence and sequences of a step in training.
+        lengths: lengths of the blocks for measuring the loss, the trained length first.
+        scored_tokens: maximum of measured tokens of a text.
+        short, middle, long: numbers of training tokens.
+        seeds: seeds of every row.
+        texts: training texts, the main one first. other_texts: texts for testing models of another text.
+        bfloat16: whether matrix products of training use bfloat16 (torch.autocast).
+        studies: names of the studies, in the order of their measurement.
+        rates: first learning rates; if there are several, more follow until the best has a worse one on both sides.
+        pictures, image_rates: training pictures and learning rates for images.
+        recall_steps, recall_sizes: training steps and hidden sizes for associative recall.
     """
 
     hidden_size: int = 128

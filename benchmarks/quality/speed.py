@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.quality.speed`: how fast the models of the comparison train and decode, and in how much memory.
+"""Measures speed and memory of training and decoding of the compared models: `python -m benchmarks.quality.speed`.
 
-The models take turns, and training and decoding have processes of their own. It wants a machine with nothing else to do.
+The models take turns. Training and decoding have separate processes. Run it on a machine with nothing else to do.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def decoding_seconds(setting: str, rounds: int, turn_seconds: float, length: int
 
 
 def training_memory(row: Row, setting: str) -> int:
-    """Bytes that a training step takes beyond what the libraries have."""
+    """Returns the bytes of a training step, without the memory of the libraries."""
     peak = PeakMemory("cpu")
     step = _training_step(row, setting)
     step()
@@ -71,7 +71,7 @@ def training_memory(row: Row, setting: str) -> int:
 
 
 def _ratios(seconds: dict[str, Any], title: str) -> list[float]:
-    """Llama's time over the model's, round by round: how many times as fast it is."""
+    """Returns Llama's time divided by the model's time in each round."""
     return list(Spread.of([llama / own for llama, own in zip(seconds[LLAMA.title], seconds[title])]))
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What a sequence leaves behind for the next token to be computed from: how large it is, and a step with it."""
+"""The state that a sequence leaves for decoding: its size, and a decode step with it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,28 +12,28 @@ from transformers import Qwen3NextForCausalLM
 from .decoder import Decoder
 
 
-# what a model calls its state, as output and as input
+# names of the state in outputs and inputs of models
 NAMES = ("past_key_values", "cache_params", "state")
 
 
 def _inputs(model: nn.Module, ids: Tensor, past: int) -> dict[str, Any]:
-    """Inputs of a model that stands after `past` tokens."""
+    """Returns inputs of a model after `past` tokens."""
     inputs = {"input_ids": ids, "use_cache": True}
-    if isinstance(model, Qwen3NextForCausalLM):  # it asks its cache for positions, which one without attention cannot tell
+    if isinstance(model, Qwen3NextForCausalLM):  # without attention, its cache has no positions
         inputs["position_ids"] = past + torch.arange(ids.shape[1], device=ids.device)[None]
         inputs["attention_mask"] = {"full_attention": None, "linear_attention": None}
     return inputs
 
 
 def _read(model: nn.Module, length: int) -> dict[str, Any]:
-    """The state after so many tokens, under its name."""
+    """Returns the state after a number of tokens, with its name."""
     ids = torch.zeros(1, length, dtype=torch.long, device=next(model.parameters()).device)
     outputs = model(**_inputs(model, ids, 0))
     return next({name: value} for name in NAMES if (value := getattr(outputs, name, None)) is not None)
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Every tensor that an object holds, at any depth."""
+    """Returns all tensors in an object, at any depth."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -45,16 +45,16 @@ def _tensors(value: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def state_numbers(model: nn.Module, length: int) -> int:
-    """How many numbers the state after so many tokens has."""
+    """Returns the number of elements in the state after `length` tokens."""
     if isinstance(model, Decoder):
         return sum(layer.mixer.state_numbers(length) for layer in model.layers)
     return sum(tensor.numel() for tensor in _tensors(_read(model, length)) if tensor.is_floating_point())
 
 
 def decode_step(model: nn.Module, length: int) -> Callable[[], None]:
-    """A call that computes one token more after about so many; of H3 and Hyena, all of them again.
+    """Returns a function that computes the token after about `length` tokens; H3 and Hyena compute all tokens again.
 
-    H3 has a recurrence, which is not written here, and Hyena has none.
+    H3 has a recurrence, which is not implemented here. Hyena has none.
     """
     if isinstance(model, Decoder):
         whole = torch.zeros(1, length, dtype=torch.long)

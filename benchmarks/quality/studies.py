@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Which cells make up which table."""
+"""The cells of each table."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ PUBLISHED, GEOMETRIC = "power_of_two", "geometric 2 512"
 
 
 class Row(NamedTuple):
-    """A row of a table: what it is called, a model, its options, and whose learning rate it takes (its own by default)."""
+    """A row of a table: title, model, options, and the model whose learning rate it uses (default: its own)."""
 
     title: str
     model: str
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 def _retnet(title: str, schedule: str = GEOMETRIC, **options: Any) -> Row:
-    """A RetNet with the learning rate of the plain one: of published decays, or of geometric ones."""
+    """Returns a row with the learning rate of the plain RetNet with published or with geometric decays."""
     like_published = schedule in (PUBLISHED, "log_linear", "none")
     plain = {"schedule": PUBLISHED if like_published else GEOMETRIC}
     return Row(title, "retnet", {"schedule": schedule} | options, ("retnet", plain))
@@ -36,7 +36,7 @@ def _retnet(title: str, schedule: str = GEOMETRIC, **options: Any) -> Row:
 LLAMA = Row("Transformer (Llama)", "llama", {})
 RETNET, PUBLISHED_RETNET = _retnet("RetNet"), _retnet("RetNet, published decays", PUBLISHED)
 MAIN = (LLAMA, RETNET, PUBLISHED_RETNET)
-COMPARISON = (  # those that are trained fastest first
+COMPARISON = (  # fast trainings first
     *MAIN,
     Row("Gated DeltaNet", "gated-delta-net", {}),
     Row("Linear Transformer", "linear-transformer", {}),
@@ -45,7 +45,7 @@ COMPARISON = (  # those that are trained fastest first
     Row("Mamba2", "mamba2", {}),
     Row("RWKV v4", "rwkv", {}),
 )
-# with the start that helps every model
+# with the initialisation that improves every model
 BEST = (
     Row("RetNet", "retnet-from-scratch", {}),
     Row("Transformer (Llama)", "llama", {"fan_in": True}),
@@ -53,9 +53,9 @@ BEST = (
     Row("Gated DeltaNet", "gated-delta-net", {"fan_in": True}),
     Row("Mamba2", "mamba2", {"fan_in": True}),
 )
-# after more tokens, and with ten million parameters: the two, and the best of the others, which a CPU also trains fast
+# For more tokens and for ten million parameters: RetNet, Llama, and the best of the others, which also trains fast on a CPU.
 LONGER = LARGER = BEST[:3]
-# on recall beyond this width: attention, and retention with its decays and without
+# For recall above this width: attention, and retention with and without decays.
 WIDTH_OF_ALL = 64
 WIDER = tuple(row for row in COMPARISON if row.model in ("llama", "retnet", "linear-transformer"))
 DECAYS = (
@@ -83,7 +83,7 @@ WINDOW = tuple(
     _retnet(f"window of 16, {title}", schedule, window=16)
     for title, schedule in (("geometric", GEOMETRIC), ("published", PUBLISHED))
 )
-# the paper's, of both schedules
+# ablations of the paper, with both schedules
 PAPERS_ABLATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("no gate", {"use_output_gate": False}),
     ("no head norm", {"use_head_norm": False}),
@@ -137,13 +137,13 @@ IMAGES = (
 
 
 def results_folder(setting: str) -> Path:
-    """Where the cells of a setting are kept where nothing else is asked for; those of two are committed."""
+    """Returns the default folder of the cells of a setting. The cells of two settings are committed."""
     folder = "quality" if setting in ("laptop", "larger") else f"quality-{setting}"
     return Path(__file__).parent.parent / "results" / folder
 
 
 class Plan:
-    """The cells of a setting, some of which depend on what others reached."""
+    """The cells of a setting. Some cells depend on results of others."""
 
     def __init__(self, setting: str, folder: Path) -> None:
         self.setting, self.size, self.folder = setting, SETTINGS[setting], folder
@@ -161,10 +161,10 @@ class Plan:
     def rate_cells(
         self, make: Callable[..., Cell], model: str, options: dict[str, Any], **fields: Any
     ) -> tuple[list[Cell], float | None]:
-        """Cells that a learning rate is chosen by, and that rate, once all of them were measured.
+        """Returns the cells for choosing a learning rate, and the rate, or None while cells are missing.
 
-        The rates tried reach further by a factor of two until the best has one on both sides that is no better, or nothing
-        could be better. Of those that one seed cannot tell from the best, the lowest is chosen.
+        The range of rates grows by factors of two until the best rate has a neighbour on both sides, or its cost has reached
+        the lower bound. Among rates that one seed cannot distinguish from the best, the lowest is chosen.
         """
         rates = list(self.size.image_rates if make == self.image else self.size.rates)
         while True:
@@ -184,25 +184,25 @@ class Plan:
     def rates_of(
         self, row: Row, make: Callable[..., Cell], tokens: int | None = None, **_: Any
     ) -> tuple[list[Cell], float | None]:
-        """`rate_cells` of a row. Trainings longer than the short one have a choice of their own, made at the middle one."""
+        """Returns `rate_cells` of a row. Trainings longer than the short one choose their rate at the middle length."""
         longer = {} if tokens is None or tokens == self.size.short else {"tokens": self.size.middle}
         return self.rate_cells(make, *(row.rate_of or (row.model, row.options)), **longer)
 
     def cells_of(self, row: Row, make: Callable[..., Cell], **fields: Any) -> list[Cell]:
-        """The cells of a row, one for each seed; none before its learning rate is known."""
+        """Returns the cells of a row, one per seed; none before its learning rate is known."""
         rate = self.rates_of(row, make, **fields)[1]
         if rate is None:
             return []
         return [make(row.model, row.options, learning_rate=rate, seed=seed, **fields) for seed in self.size.seeds]
 
     def rows(self, rows: tuple[Row, ...], make: Callable[..., Cell], **fields: Any) -> Iterator[Cell]:
-        """The cells of rows, after those that decide their learning rates."""
+        """Yields the cells of rows, after the cells that decide their learning rates."""
         for row in rows:
             yield from self.rates_of(row, make, **fields)[0]
             yield from self.cells_of(row, make, **fields)
 
     def study(self, name: str) -> Iterator[Cell]:
-        """The cells of a study."""
+        """Yields the cells of a study."""
         size, language = self.size, self.language
         if name == "search":
             yield from search.cells(self.setting)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The tables of docs/results.md and of README.md here, made from cells alone."""
+"""The tables of docs/results.md and of README.md in this folder, made from cells."""
 
 import json
 import math
@@ -32,27 +32,27 @@ PAPER: dict[str, tuple[str, str, str, str]] = {
 }
 
 
-SPEED_FILE = "quality_speed.json"  # beside the folder of the cells
+SPEED_FILE = "quality_speed.json"  # next to the folder of the cells
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Markdown, the first column to the left and the others to the right."""
+    """Returns a Markdown table with the first column aligned left and the others right."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *lines)).replace("|  |", "| |")
 
 
 def loss(result: Result, length: str | None = None) -> float:
-    """Mean loss in blocks of a length, the trained one by default."""
+    """Returns the mean loss in blocks of a length; the default is the trained length."""
     return result["reporting"][length or next(iter(result["reporting"]))]["loss"]
 
 
 def perplexity(results: Sequence[Result], length: str | None = None) -> str:
-    """Of the mean loss, with the standard error."""
+    """Returns the perplexity of the mean loss, with its standard error."""
     return f"{Estimate.of([loss(result, length) for result in results]).exponential():.1f}"
 
 
 def difference(values: Sequence[float], reference: Sequence[float], digits: int = 3) -> str:
-    """Of pairs, with its standard error, and its verdict; nothing where the reference is missing or the same."""
+    """Returns the mean difference of pairs with standard error and verdict; an empty text without another reference."""
     if not reference or list(values) == list(reference):
         return ""
     estimate = paired(values, reference)
@@ -61,13 +61,13 @@ def difference(values: Sequence[float], reference: Sequence[float], digits: int 
 
 
 class Report:
-    """What a plan's folder holds, as tables by name. A row stands in its table once all of its seeds were measured."""
+    """The tables of a plan by name. A table contains a row when all of its seeds were measured."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
     def measured(self, row: Row, make: Callable, **fields: Any) -> list[Result] | None:
-        """Results of a row, seed by seed, if all are there."""
+        """Returns the results of all seeds of a row, or None if one is missing."""
         results = [cell.result(self.plan.folder) for cell in self.plan.cells_of(row, make, **fields)]
         return results if results and None not in results else None
 
@@ -101,10 +101,10 @@ class Report:
         header = [
             "model",
             "rate",
-            f"state at {first}, thousand numbers",
+            f"state at {first}, thousand elements",
             f"at {last}",
             "perplexity",
-            "loss over RetNet's",
+            "loss minus RetNet's",
             "AR-Hit",
             "First",
             f"perplexity at {last}",
@@ -116,7 +116,7 @@ class Report:
         return table(header, lines)
 
     def best(self) -> str:
-        """Perplexity of the models with the start by fan-in, after each number of tokens, as far as it was measured."""
+        """Returns perplexities of the models with initialisation by fan-in after each number of tokens."""
         size, lines = self.plan.size, []
         others = [(text, tokens) for text in size.texts[1:] for tokens in (size.short, size.middle)]
         first, *_, last = map(str, size.lengths)
@@ -135,13 +135,13 @@ class Report:
                     for text, tokens in others
                 ]
                 lines.append([row.title, *state, *shown, perplexity(known[-1], last), *elsewhere])
-        header = ["model", f"state at {first}, thousand numbers", f"at {last}"]
+        header = ["model", f"state at {first}, thousand elements", f"at {last}"]
         header += [f"{tokens / 1e6:g}M tokens" for tokens in (size.short, size.middle, size.long)]
-        header += [f"the last at {last}", *(f"{text}, {tokens / 1e6:g}M tokens" for text, tokens in others)]
+        header += [f"longest, at {last}", *(f"{text}, {tokens / 1e6:g}M tokens" for text, tokens in others)]
         return table(header, lines)
 
     def larger(self) -> str:
-        """Perplexity of larger models after more tokens, of one seed, and after the tokens that rates are chosen by."""
+        """Returns perplexities of larger models, with one seed, after all tokens and after the tokens for choosing rates."""
         plan = Plan("larger", self.plan.folder)
         size, report, lines = plan.size, Report(plan), []
         first, *_, last = map(str, size.lengths)
@@ -156,11 +156,11 @@ class Report:
                     else [f"{math.exp(loss(results[0], length)):.2f}" for length in (first, last)]
                 )
                 lines.append([row.title, f"{rate:g}", f"{math.exp(short[0]):.2f}", *shown])
-        header = ["model", "rate", f"{size.middle / 1e6:g}M tokens", f"{size.long / 1e6:g}M tokens", f"the last at {last}"]
+        header = ["model", "rate", f"{size.middle / 1e6:g}M tokens", f"{size.long / 1e6:g}M tokens", f"longest, at {last}"]
         return table(header, lines)
 
     def search(self) -> str:
-        """Perplexity of every candidate that was tried, at the better of its learning rates; of one seed."""
+        """Returns the perplexity of every candidate at its better learning rate, with one seed."""
         counts = (search.SHORT, search.MIDDLE, search.LONG)
         lines = []
         for name, candidates in search.GROUPS.items():
@@ -176,7 +176,7 @@ class Report:
         return table(["", *(f"{count / 1e6:g}M tokens (rate)" for count in counts)], lines)
 
     def domains(self) -> str:
-        """Perplexity on texts that were not trained on."""
+        """Returns perplexities on texts that were not used in training."""
         rows = self.rows(studies.COMPARISON)
         names = list(rows[0][1][0]["other texts"]) if rows else []
         lines = []
@@ -187,7 +187,7 @@ class Report:
         return table(["model", self.plan.size.texts[0], *names], lines)
 
     def against(self, rows: Sequence[Row], reference: Row, **fields: Any) -> str:
-        """Perplexity of rows, and their losses over that of one of them."""
+        """Returns perplexities of rows, and their losses minus the loss of the reference row."""
         last = str(self.plan.size.lengths[-1])
         own = self.measured(reference, self.plan.language, **fields) or []
         lines = []
@@ -196,13 +196,13 @@ class Report:
             repeated = Estimate.of([next(iter(result["reporting"].values()))["repeated"] for result in results])
             shown = [row.title, perplexity(results), over]
             lines.append([*shown, f"{repeated:.2f}", perplexity(results, last)])
-        return table(["", "perplexity", f"loss over {reference.title}", "AR-Hit", f"perplexity at {last}"], lines)
+        return table(["", "perplexity", f"loss minus {reference.title}", "AR-Hit", f"perplexity at {last}"], lines)
 
     def decays(self) -> str:
         return self.against(studies.DECAYS, studies.PUBLISHED_RETNET)
 
     def variations(self) -> str:
-        """Published and geometric decays side by side, in models that differ in something else."""
+        """Compares published and geometric decays in models that differ in another option."""
         size, language = self.plan.size, self.plan.language
         geometric, published = studies.RETNET, studies.PUBLISHED_RETNET
         pairs: list[tuple[str, Row, Row, dict[str, Any]]] = [
@@ -248,7 +248,7 @@ class Report:
             ]
             over = [difference(*column) for column in columns]
             lines.append([row.title, perplexity(results), *over, *PAPER.get(row.title, ("",) * 4)])
-        header = ["", "perplexity", "loss over the first row", "AR-Hit", "First"]
+        header = ["", "perplexity", "loss minus the first row's", "AR-Hit", "First"]
         return table([*header, "paper: perplexity, 200M", "loss, 400M", "AR-Hit", "First"], lines)
 
     def images(self) -> str:
@@ -262,11 +262,11 @@ class Report:
             over = difference(*([100 * share for share in shares] for shares in (titles[row.title], reference)), digits=2)
             parameters = f"{results[0]['parameters'] / 1e3:.0f}k"
             lines.append([row.title, parameters, f"{right.scaled(100):.2f}", over])
-        header = ["model", "parameters", "right, %", "over causal ViR, or over pooling"]
+        header = ["model", "parameters", "right, %", "minus causal ViR, or minus pooling"]
         return table(header, lines)
 
     def recall(self) -> str:
-        """Of each seed, since seeds differ in whether a model learns to recall at all; the best first."""
+        """Returns recall of each seed, the best first, because models learn to recall with some seeds only."""
         lines = [["guessing without repeating", "", "", *(f"{100 * guessed(pairs):.0f}" for pairs in PAIRS)]]
         for row in studies.COMPARISON:
             for size in self.plan.size.recall_sizes:
@@ -279,11 +279,11 @@ class Report:
                 shown = [", ".join(f"{share:.0f}" for share in of_pairs) for of_pairs in shares]
                 lines.append([row.title, str(size), f"{results[0]['state']:,}", *shown])
         return table(
-            ["model", "hidden size", f"state at {LENGTH} tokens, numbers", *(f"{pairs} pairs" for pairs in PAIRS)], lines
+            ["model", "hidden size", f"state at {LENGTH} tokens, elements", *(f"{pairs} pairs" for pairs in PAIRS)], lines
         )
 
     def speed(self) -> str:
-        """Of training and decoding, from the file that `speed.py` writes."""
+        """Returns speeds of training and decoding from the file of `speed.py`."""
         file = self.plan.folder.parent / SPEED_FILE
         models = json.loads(file.read_text(encoding="utf-8"))["models"] if file.is_file() else {}
         lines = []
@@ -301,7 +301,7 @@ class Report:
         return table([*header, f"a token after {first}, ms", "x Llama's", f"after {last}, ms", "x Llama's"], lines)
 
     def tables(self) -> dict[str, str]:
-        """All, by name."""
+        """Returns all tables by name."""
         names = (
             "decays",
             "variations",

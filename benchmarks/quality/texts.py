@@ -1,11 +1,11 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The texts: what Debian packages, read from where they put it, in documents that are whole.
+"""The texts: documents from installed Debian packages.
 
     apt-get install bible-kjv bible-kjv-text dict-gcide fortunes manpages
 
-Each text is split by document into what is trained on, what learning rates are chosen on, and what is reported on. One
-tokenizer, trained on a part of three of them, serves all, so that losses of one text can be compared between models.
+Each text is split by document into parts for training, for choosing learning rates, and for reporting. One tokenizer,
+trained on parts of three texts, is used for all, so that losses of a text can be compared between models.
 """
 
 import gzip
@@ -26,9 +26,9 @@ from retnet_hf_cli.text.corpus import encode, read_documents, train_tokenizer
 
 
 PACKAGES = ("bible-kjv", "bible-kjv-text", "dict-gcide", "fortunes", "manpages")
-HELD_OUT = 0.05  # of the documents, once for choosing and once for reporting
-MOST_CHARACTERS = {"four-texts": 40_000_000}  # of a text of Debian; 8 million of any other
-TOKENIZER_CHARACTERS = 1_000_000  # of each text that the tokenizer is trained on
+HELD_OUT = 0.05  # share of the documents for choosing, and again for reporting
+MOST_CHARACTERS = {"four-texts": 40_000_000}  # of a text of Debian; other texts: 8 million
+TOKENIZER_CHARACTERS = 1_000_000  # of each training text of the tokenizer
 
 
 class MissingText(Exception):
@@ -36,7 +36,7 @@ class MissingText(Exception):
 
 
 class Split(NamedTuple):
-    """Documents of one text."""
+    """The documents of a text, by part."""
 
     training: list[str]
     choosing: list[str]
@@ -44,7 +44,7 @@ class Split(NamedTuple):
 
 
 def verses() -> list[tuple[str, str]]:
-    """Verses of the King James Bible in their order, each with the name of its chapter, such as Gen1."""
+    """Returns the verses of the King James Bible in order, each after the name of its chapter, such as Gen1."""
     command = shutil.which("bible")
     if command is None:
         raise MissingText("the King James text is not here: apt-get install bible-kjv bible-kjv-text")
@@ -53,20 +53,20 @@ def verses() -> list[tuple[str, str]]:
 
 
 def king_james() -> list[str]:
-    """Chapters of the King James Bible, 1,189 of them."""
+    """Returns the 1,189 chapters of the King James Bible."""
     chapters = itertools.groupby(verses(), key=lambda verse: verse[0])
     return [" ".join(text for _, text in chapter) for _, chapter in chapters]
 
 
 def dictionary() -> list[str]:
-    """Entries of the Collaborative International Dictionary of English."""
+    """Returns the entries of the Collaborative International Dictionary of English."""
     lines = gzip.decompress(_read("/usr/share/dictd/gcide.dict.dz", "dict-gcide")).decode("utf-8", "replace")
     entries = re.split(r"\n(?=\S)", lines)
     return [" ".join(entry.split()) for entry in entries if len(entry) > 200]
 
 
 def fortunes() -> list[str]:
-    """Sayings and small talk of the program fortune."""
+    """Returns the sayings of the program fortune."""
     folder = Path("/usr/share/games/fortunes")
     files = sorted(file for file in folder.glob("*") if not file.suffix)
     if not files:
@@ -76,7 +76,7 @@ def fortunes() -> list[str]:
 
 
 def manuals() -> list[str]:
-    """Pages of the Linux manual, without the marks of their typesetting."""
+    """Returns pages of the Linux manual, without typesetting marks."""
     pages = []
     for file in sorted(Path("/usr/share/man/man7").glob("*.7.gz")):
         lines = gzip.decompress(file.read_bytes()).decode("utf-8", "replace").splitlines()
@@ -88,7 +88,7 @@ def manuals() -> list[str]:
 
 
 def python_library() -> list[str]:
-    """Modules of Python's standard library."""
+    """Returns the modules of Python's standard library."""
     folder = Path(sysconfig.get_path("stdlib"))
     files = sorted(file for file in folder.glob("*.py") if file.stat().st_size > 2000)
     return [file.read_text(encoding="utf-8", errors="replace") for file in files]
@@ -102,7 +102,7 @@ def _read(path: str, package: str) -> bytes:
 
 
 def four_texts() -> list[str]:
-    """The documents of all of them."""
+    """Returns the documents of the four texts."""
     return [*king_james(), *dictionary(), *fortunes(), *manuals()]
 
 
@@ -118,7 +118,7 @@ READERS = {
 
 @cache
 def documents(name: str) -> Split:
-    """The documents of a text to train on, to choose by and to report on, each in an order that is always the same.
+    """Returns the documents of a text for training, choosing and reporting, each in a fixed order.
 
     Args:
         name: one of `READERS`; or "hub:OWNER/NAME" or "hub:OWNER/NAME:SUBSET", a data set of the Hub; or "hub:FOLDER".
@@ -138,7 +138,7 @@ def documents(name: str) -> Split:
 
 @cache
 def tokenizer(vocabulary: int, names: tuple[str, ...]):
-    """A byte-level BPE of so many tokens, of the training parts of these texts."""
+    """Returns a byte-level BPE tokenizer of this size, trained on the training parts of these texts."""
     parts = []
     for name in names:
         training = documents(name).training
@@ -149,7 +149,7 @@ def tokenizer(vocabulary: int, names: tuple[str, ...]):
 
 @cache
 def tokens(name: str, part: str, vocabulary: int, tokenizer_texts: tuple[str, ...]) -> Tensor:
-    """Token ids of a part of a text, (tokens,) int64, with one token between documents.
+    """Returns token ids of a part of a text, (tokens,) int64, with one token between documents.
 
     Args:
         part: "training", "choosing" or "reporting".

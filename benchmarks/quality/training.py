@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""One recipe for all: AdamW, a short warm-up, a cosine, blocks of one length in an order that the seed alone decides."""
+"""One recipe for all models: AdamW, a short warm-up, a cosine schedule, and blocks in an order that depends on the seed."""
 
 import itertools
 import math
@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 
 WEIGHT_DECAY, BETAS, CLIP = 0.1, (0.9, 0.95), 1.0
-WARMUP, LAST_RATE = 0.05, 0.1  # of the steps; of the highest learning rate
+WARMUP, LAST_RATE = 0.05, 0.1  # share of the steps; share of the highest learning rate
 
 
 class Run(NamedTuple):
-    """How training went."""
+    """The result of a training."""
 
     seconds: float
     tokens_per_second: float
@@ -26,7 +26,7 @@ class Run(NamedTuple):
 
 
 def batches(stream: Tensor, seed: int, block: int, batch: int) -> Iterator[Tensor]:
-    """(B, T) blocks of the stream, epoch after epoch; the same for every model of a seed."""
+    """Yields (B, T) blocks of the stream, epoch after epoch, in the same order for every model of a seed."""
     generator = torch.Generator().manual_seed(seed)
     blocks = stream[: len(stream) // block * block].view(-1, block)
     while True:
@@ -36,7 +36,7 @@ def batches(stream: Tensor, seed: int, block: int, batch: int) -> Iterator[Tenso
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Weight decay for what multiplies hidden states, none for norms, biases, and the constants of state spaces."""
+    """Returns groups with weight decay for matrices, and without it for norms, biases and state-space constants."""
     matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)]
     decayed = {id(weight) for weight in matrices}
     others = [parameter for parameter in model.parameters() if id(parameter) not in decayed]
@@ -44,7 +44,7 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def rate_of(steps: int) -> Callable[[int], float]:
-    """Learning rate of a step over the highest: a warm-up, then a cosine."""
+    """Returns the learning rate of a step as a share of the highest: a warm-up, then a cosine."""
 
     def rate(step: int) -> float:
         cosine = (1 + math.cos(math.pi * step / steps)) / 2
@@ -59,7 +59,7 @@ def fit(
     schedule: torch.optim.lr_scheduler.LRScheduler,
     losses: Iterable[Tensor],
 ) -> Iterator[float]:
-    """A step for each loss, which is computed when its turn comes; yields their values."""
+    """Makes an optimizer step for each loss, which is computed in turn, and yields the values of the losses."""
     model.train()
     for loss in losses:
         loss.backward()
@@ -82,7 +82,7 @@ def train(
     points: int = 20,
     bfloat16: bool = False,
 ) -> Run:
-    """Trains on so many tokens of the stream; matrix products have inputs of bfloat16 if asked for."""
+    """Trains on a number of tokens of the stream; matrix products use bfloat16 on request."""
     steps = math.ceil(tokens / (block * batch))
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(parameter_groups(model), lr=learning_rate, betas=BETAS, fused=True)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Softmax attention over the last few tokens, beside the retention of a layer."""
+"""Softmax attention over the last few tokens, added to the retention of a layer."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ class WindowAttention(nn.Module):
         self.bias = nn.Parameter(torch.zeros(window))
 
     def mask(self, length: int) -> Tensor:
-        """(T, T): the bias within the window, and minus infinity outside."""
+        """Returns (T, T): the bias within the window, and minus infinity outside."""
         position = torch.arange(length, device=self.bias.device)
         distance = position[:, None] - position  # (T, T)
         seen = (distance >= 0) & (distance < self.window)
@@ -32,9 +32,9 @@ class WindowAttention(nn.Module):
 
 
 def add_window(retention: nn.Module, window: WindowAttention) -> None:
-    """Adds the output of a window to that of a layer's retention.
+    """Adds the output of window attention to the retention of a layer.
 
-    By a hook: a model with hooks inside reads whole sequences, not pieces, and the window keeps nothing between calls.
+    It uses a hook, because a model with hooks reads whole sequences, not pieces: the window stores nothing between calls.
     """
     retention.beside = window
     retention.register_forward_hook(_sum, with_kwargs=True)

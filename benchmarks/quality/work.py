@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Measures the cells of studies, each once, however many processes do so side by side."""
+"""Measures the missing cells of studies, each once, in any number of parallel processes."""
 
 import multiprocessing
 import signal
@@ -18,16 +18,16 @@ from .studies import Plan
 
 
 def missing(plan: Plan, names: Iterable[str]) -> dict[str, Cell]:
-    """Cells of these studies (of all, if none is named) without a result, by name."""
+    """Returns the cells of these studies (default: all) without a result, by name."""
     cells = [cell for name in list(names) or plan.size.studies for cell in plan.study(name)]
     return {cell.name: cell for cell in cells if not cell.path(plan.folder).is_file()}
 
 
 def work(plan: Plan, names: Iterable[str], deadline: float | None = None) -> None:
-    """Measures until nothing is missing, or until the deadline (on the monotonic clock) has passed.
+    """Measures until nothing is missing or the deadline (on the monotonic clock) has passed.
 
-    A cell that another process measures is left to it, by a lock that ends with that process. What is missing is asked for
-    anew after each cell, since results decide what comes next.
+    A lock reserves a cell for one process until this process ends. Missing cells are listed again after each cell, because
+    results decide which cells come next.
     """
     while cells := missing(plan, names):
         for cell in cells.values():
@@ -51,25 +51,25 @@ def work(plan: Plan, names: Iterable[str], deadline: float | None = None) -> Non
 
 
 def _worker(setting: str, folder: Path, names: list[str], threads: int, seconds: float | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the process that waits for this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     torch.set_num_threads(threads)
-    transformers.logging.set_verbosity_error()  # of kernels that are missing, once for each model
+    transformers.logging.set_verbosity_error()  # hides warnings about missing kernels
     work(Plan(setting, folder), names, None if seconds is None else time.monotonic() + seconds)
 
 
 def work_side_by_side(
     workers: int, setting: str, folder: Path, names: list[str], threads: int, seconds: float | None
 ) -> None:
-    """`work` in so many processes of so many threads.
+    """Runs `work` in a number of processes with a number of threads each.
 
     Raises:
-        SystemExit: if one of them failed.
+        SystemExit: if a process failed.
     """
     context = multiprocessing.get_context("spawn")
     inputs = (setting, folder, names, threads, seconds)
     processes = [context.Process(target=_worker, args=inputs, daemon=True) for _ in range(workers)]
     for stop in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(stop, lambda *_: sys.exit("stopped; the same command goes on"))  # which ends the workers, too
+        signal.signal(stop, lambda *_: sys.exit("stopped; the same command goes on"))  # also ends the workers
     for process in processes:
         process.start()
     for process in processes:

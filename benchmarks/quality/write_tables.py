@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.quality.write_tables`: writes tables and figures of docs/results.md and README.md, from cells."""
+"""Writes tables and figures of docs/results.md and README.md from cells: `python -m benchmarks.quality.write_tables`."""
 
 import argparse
 import re
@@ -20,7 +20,7 @@ TABLE = re.compile(r"(<!-- table: (?P<name>\w+) -->\n)(?P<table>.*?)(?=<!-- end 
 
 
 def filled(page: str, tables: dict[str, str]) -> str:
-    """The page with each of these tables between its marks; other tables stay as they are."""
+    """Returns the page with these tables between their marks; other tables stay unchanged."""
 
     def table(match: re.Match) -> str:
         return f"{match[1]}\n{tables[match['name']]}\n\n" if match["name"] in tables else match[0]

@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.scaling [--quick]`: bytes that ranks send each other, counted, and the costs of larger machines.
+"""Counts the bytes that ranks exchange, and predicts costs of larger machines: `python -m benchmarks.scaling [--quick]`.
 
-Each rank is a process with one thread. Times of more processes than cores say nothing, and are left out.
+Each rank is a process with one thread. Times with more processes than cores are skipped, because they mean nothing.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from .costs import H100, SHAPES, bytes_of_heads, bytes_of_ring, bytes_of_states,
 from .counting import SMALL, counts
 
 
-PUBLISHED = 1 - 1 / 512  # the slowest of the paper's runs
+PUBLISHED = 1 - 1 / 512  # slowest decay of the paper's runs
 
 
 def main() -> None:

@@ -1,17 +1,17 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What a training step sends and takes, in formulas that are tested against the counts, for GPUs that are not here.
+"""Formulas for the bytes and the time of a training step on GPUs that are not here, tested against the counts.
 
-Assumptions, printed beside the table: bfloat16 activations and float32 states; products at a share of the peak of the
-device; a collective at the bandwidth of a rank's link, and a latency for each of its steps; of the exchange, what fits
-beside the products within chunks is hidden.
+Assumptions, printed with the table: bfloat16 activations and float32 states; matrix products reach a share of the device's
+peak; a collective has the bandwidth of a rank's link, and a latency for each of its steps; the exchange overlaps with the
+products inside chunks.
 """
 
 from typing import NamedTuple
 
 
 class Shape(NamedTuple):
-    """Of a layer: H heads of K and V, D hidden size, and the width of its feed-forward."""
+    """Sizes of a layer: H heads of K and V, D hidden size, and the width of the feed-forward."""
 
     heads: int
     key_dim: int
@@ -22,7 +22,7 @@ class Shape(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """FLOP/s that products reach, bytes/s of a rank's link to others, seconds of a step of a collective."""
+    """FLOP/s of matrix products, bytes/s of a rank's link, seconds of a step of a collective."""
 
     flops: float
     bandwidth: float
@@ -33,31 +33,31 @@ SHAPES = {
     "1.3B": Shape(8, 256, 512, 2048, 4096, 24),
     "6.7B": Shape(16, 256, 512, 4096, 8192, 32),
 }
-# H100 SXM: 989 TFLOP/s of bfloat16 (data sheet), 45 % of which training reaches; 50 GB/s a GPU between nodes (one 400 Gb/s
-# port each), and 20 µs for a step, as NCCL's tests report for small messages between nodes.
+# H100 SXM: 989 TFLOP/s of bfloat16 (data sheet); training reaches 45 %. Between nodes, a GPU has 50 GB/s (one 400 Gb/s port)
+# and 20 µs per step, the value in NCCL's tests for small messages.
 H100 = Machine(0.45 * 989e12, 50e9, 20e-6)
 
 
 def bytes_of_states(shape: Shape, ranks: int, itemsize: int = 4, neighbours: bool = False) -> int:
-    """That a rank sends in a layer, forwards and backwards, for each sequence."""
+    """Returns the bytes that a rank sends in a layer, forward and backward, for each sequence."""
     of_state = shape.heads * shape.key_dim * shape.value_dim * itemsize
     return 2 * of_state * (1 if neighbours else ranks - 1)
 
 
 def bytes_of_ring(shape: Shape, ranks: int, tokens: int, itemsize: int = 2) -> int:
-    """Of softmax attention: keys and values go round, and back with their gradients. `tokens` are those of a rank."""
+    """Returns the bytes of ring attention: keys and values, and back with gradients. `tokens`: tokens of a rank."""
     of_tokens = shape.heads * (shape.key_dim + shape.value_dim) * tokens * itemsize
     return of_tokens * (ranks - 1) + 2 * of_tokens * ranks
 
 
 def bytes_of_heads(shape: Shape, ranks: int, tokens: int, itemsize: int = 2) -> int:
-    """By all-to-all: queries, keys, values and outputs, forwards and backwards."""
+    """Returns the bytes of attention by all-to-all: queries, keys, values and outputs, forward and backward."""
     of_tokens = shape.heads * (2 * shape.key_dim + 2 * shape.value_dim) * tokens * itemsize
     return 2 * of_tokens * (ranks - 1) // ranks
 
 
 def flops_of_layer(shape: Shape, tokens: int, chunk: int = 256) -> float:
-    """Of a layer of RetNet, forwards and backwards: projections, feed-forward, and retention in chunks."""
+    """Returns the operations of a layer, forward and backward: projections, feed-forward, chunkwise retention."""
     key, value = shape.heads * shape.key_dim, shape.heads * shape.value_dim
     projections = 2 * shape.hidden_size * (2 * key + 3 * value + 3 * shape.width)
     retention = 2 * shape.heads * (2 * shape.key_dim * shape.value_dim + chunk * (shape.key_dim + shape.value_dim))
@@ -65,7 +65,7 @@ def flops_of_layer(shape: Shape, tokens: int, chunk: int = 256) -> float:
 
 
 class Prediction(NamedTuple):
-    """Of a layer and step: seconds of computing, of exchanging, and the share of the whole that the latter adds."""
+    """Seconds of computing and of exchanging in a layer and step, and the share that the exchange adds."""
 
     computing: float
     exchanging: float
@@ -73,10 +73,10 @@ class Prediction(NamedTuple):
 
 
 def predicted(shape: Shape, ranks: int, length: int, machine: Machine = H100, neighbours: bool = False) -> Prediction:
-    """One sequence of `length` tokens over so many ranks."""
+    """Predicts a layer for one sequence of `length` tokens over a number of ranks."""
     tokens = length / ranks
     computing = flops_of_layer(shape, tokens) / machine.flops
-    # the state of its own tokens once more, before the exchange can begin, forwards and backwards
+    # Each rank computes the state of its tokens a second time, before the exchange, forward and backward.
     again = 2 * 2.0 * tokens * shape.heads * shape.key_dim * shape.value_dim / machine.flops
     steps = 2 * (1 if neighbours else ranks - 1)
     exchanging = bytes_of_states(shape, ranks, neighbours=neighbours) / machine.bandwidth + steps * machine.latency
@@ -86,5 +86,5 @@ def predicted(shape: Shape, ranks: int, length: int, machine: Machine = H100, ne
 
 
 def seen_through(decay: float, tokens: float, eps: float = 2.0**-23) -> bool:
-    """Whether float32 sees anything through so many tokens; NEGLIGIBLE of `retention_split.py` is the same bound."""
+    """Returns whether float32 keeps a contribution after `tokens`; same bound as NEGLIGIBLE of `retention_split.py`."""
     return decay**tokens >= 2**-4 * eps

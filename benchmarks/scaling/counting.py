@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The bytes that ranks send each other in a step of one layer, counted in processes of their own."""
+"""Counts the bytes that ranks exchange in a step of one layer, in separate processes."""
 
 import json
 import tempfile
@@ -21,7 +21,7 @@ SMALL = Shape(heads=8, key_dim=32, value_dim=64, hidden_size=0, width=0, layers=
 
 
 def measure(rank: int, ranks: int, folder: str, tokens: int, rounds: int) -> None:
-    """Bytes that a rank sends in a step of one layer of each kind over `tokens` of its own, and seconds of a step."""
+    """Writes the bytes that a rank sends in a step of one layer of each type, and the seconds; `tokens`: per rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     torch.manual_seed(rank)
@@ -36,7 +36,7 @@ def measure(rank: int, ranks: int, folder: str, tokens: int, rounds: int) -> Non
             with counted() as sizes:
                 layer(*operands, log_decay).sum().backward()
             seconds.append(time.perf_counter() - start)
-        # without counts of tokens, which are exchanged once for all layers
+        # without the counts of tokens, which all layers share
         found[name] = {"bytes": sum(size for size in sizes if size > 1000), "seconds": min(seconds)}
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
@@ -44,7 +44,7 @@ def measure(rank: int, ranks: int, folder: str, tokens: int, rounds: int) -> Non
 
 
 def counts(ranks: int, tokens: int, rounds: int) -> dict[str, dict]:
-    """What `measure` found, by the name of the layer."""
+    """Returns the results of `measure` by the name of the layer."""
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(measure, (ranks, folder, tokens, rounds), nprocs=ranks)
         return json.loads(Path(folder, "found.json").read_text())

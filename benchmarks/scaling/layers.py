@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Layers over a sequence that is split over ranks: retention's states, a ring of keys and values, or heads by all-to-all.
+"""Layers over a sequence that is split over ranks: retention with states, ring attention, and attention by all-to-all.
 
-The last two are softmax attention as it is distributed elsewhere, made for what they exchange: outputs and gradients are
-tested against attention over the whole sequence, and time is not their purpose.
+The last two are softmax attention, written to count their exchange: the tests compare outputs and gradients with attention
+over the whole sequence. They are not optimised for speed.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from retnet_hf.ops.retention_split import Context, plan_of_segments, split_layou
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """The bytes of every tensor that this rank sends to another, in the block."""
+    """Counts the bytes of all tensors that this rank sends to others inside the block."""
     sent: list[int] = []
     others = dist.get_world_size() - 1
 
@@ -42,7 +42,7 @@ def counted() -> Iterator[list[int]]:
 
 
 def states(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tensor:
-    """Retention, (B, H, T, .) of each rank."""
+    """Computes retention of (B, H, T, .) on each rank."""
     layout = split_layout(Context(None, "contiguous"), (query.shape[0], query.shape[2]), query.device)
     chunk_size = default_chunk_size(query.shape[-1], value.shape[-1])
     plan = plan_of_segments(layout, lambda position: None, [log_decay], chunk_size, with_final=False)
@@ -50,7 +50,7 @@ def states(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tens
 
 
 class Ring(torch.autograd.Function):
-    """Keys and values go round, (B, H, T, .) of each rank; in the backward pass their gradients go with them."""
+    """Sends keys and values (B, H, T, .) around the ranks; in the backward pass, their gradients move with them."""
 
     @staticmethod
     def forward(ctx, query, key, value):
@@ -88,7 +88,7 @@ class Ring(torch.autograd.Function):
                 part = part + torch.cat(
                     [torch.zeros_like(key), torch.zeros_like(value), inner.mT @ query, weights.mT @ gradient], -1
                 )
-            part = _round(part)  # after the last step, home
+            part = _round(part)  # back to the owner
         _, _, key_gradient, value_gradient = part.split(sizes, -1)
         return query_gradient, key_gradient, value_gradient
 
@@ -99,7 +99,7 @@ def _scores(query: Tensor, key: Tensor, diagonal: bool) -> Tensor:
 
 
 def _round(part: Tensor) -> Tensor:
-    """To the next rank, from the one before."""
+    """Sends to the next rank and receives from the previous one."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     came = torch.empty_like(part)
     to, source = (rank + 1) % ranks, (rank - 1) % ranks
@@ -110,7 +110,7 @@ def _round(part: Tensor) -> Tensor:
 
 
 def ring(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None = None) -> Tensor:
-    """Softmax attention, (B, H, T, .) of each rank."""
+    """Computes softmax attention of (B, H, T, .) on each rank."""
     return Ring.apply(query, key, value)
 
 
@@ -143,7 +143,7 @@ class Exchanged(torch.autograd.Function):
 
 
 def heads(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None = None) -> Tensor:
-    """Softmax attention by all-to-all, (B, H, T, .) of each rank, of which there are no more than heads."""
+    """Computes softmax attention by all-to-all, (B, H, T, .) on each rank; at most as many ranks as heads."""
     parts = (Exchanged.apply(operand, True) for operand in (query, key, value))
     output = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
     return Exchanged.apply(output, False)

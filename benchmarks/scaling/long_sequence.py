@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.scaling.long_sequence`: a training step over one long sequence, by one process and by several.
+"""Runs a training step over one long sequence in one process and in several: `python -m benchmarks.scaling.long_sequence`.
 
-Losses and gradients of both are compared, and the memory that each process takes beyond what it had before the step.
+Compares losses and gradients, and the memory that the step adds in each process.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from retnet_hf import RetNetConfig, RetNetForCausalLM, context_parallel, shard_s
 
 
 def step(rank: int, ranks: int, folder: str, tokens: int) -> None:
-    """A forward and a backward pass; what each rank found is left in the folder."""
+    """Runs a forward and a backward pass; each rank writes its results to the folder."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{ranks}", rank=rank, world_size=ranks)
     torch.manual_seed(0)

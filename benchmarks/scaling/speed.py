@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.scaling.speed`: a training step over one sequence, by one process and by several that share it.
+"""Times a training step over one sequence in one process and in several: `python -m benchmarks.scaling.speed`.
 
-Each process has one thread, and no more processes run than there are cores. Numbers of processes take turns.
+Each process has one thread, and there are at most as many processes as cores. The numbers of processes take turns.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from .. import machine
 from ..whole_files import write_whole
 
 
-STEPS = 4  # timed, after one that is not
+STEPS = 4  # timed steps, after a warm-up step
 
 
 def steps(rank: int, ranks: int, folder: str, tokens: int) -> None:
-    """Some training steps; the first rank leaves their median, in seconds, in the folder."""
+    """Runs some training steps; the first rank writes the median seconds to the folder."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     torch.manual_seed(0)

@@ -1,3 +1,3 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Serving on vLLM: RetNet and Llama of equal size on one engine and machine."""
+"""Serving with vLLM: RetNet and Llama of equal size, on one engine and machine."""

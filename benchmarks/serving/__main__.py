@@ -1,12 +1,12 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.serving [--quick]`: RetNet and Llama of equal size on vLLM, on a CPU, and a soak.
+"""Compares RetNet and Llama of equal size on vLLM, on a CPU, and runs a soak test: `python -m benchmarks.serving [--quick]`.
 
-Requests of equal length come at once. The engines of both models are loaded, each in a process of its own, and take turns,
-point by point. A step of decoding is timed while all requests write; what reading the prompts takes is in the time to the
-first token, and in the requests per second.
+Requests of equal length start at once. Each model has an engine in its own process, and the engines take turns. A decode
+step is timed while all requests decode. The time of reading prompts counts in the time to the first token and in the
+requests per second.
 
-It needs an environment with vLLM: `docs/guides/serve.md`.
+Requires an environment with vLLM, see `docs/guides/serve.md`.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def summary(points: list[Point], requests: int) -> dict[str, float]:
-    """Medians over rounds, in milliseconds, tokens and bytes."""
+    """Returns medians over rounds, in milliseconds, tokens and bytes."""
     steps = [step for point in points for step in point.steps]
     first = [seconds for point in points for seconds in point.first]
     return {
@@ -45,7 +45,7 @@ def summary(points: list[Point], requests: int) -> dict[str, float]:
 
 
 def race(folders: dict[str, Path], grid: list[tuple[int, int]], rounds: int, memory: int) -> list[dict]:
-    """One entry for each model, context and number of requests."""
+    """Returns an entry for each model, context and number of requests."""
     context = multiprocessing.get_context("spawn")
     length, most = max(context for context, _ in grid) + 512, max(requests for _, requests in grid)
     connections, processes = {}, []

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""vLLM's engine with one of two models of equal size, and the time at which each of its tokens comes."""
+"""vLLM's engine with one of two models of equal size, and the times of its tokens."""
 
 import os
 import random
@@ -15,7 +15,7 @@ from retnet_hf import RetNetConfig, RetNetForCausalLM
 
 
 VOCABULARY, HIDDEN_SIZE, LAYERS, HEADS, WIDTH = 8192, 256, 6, 4, 512
-BATCHED_TOKENS = 2048  # of a step
+BATCHED_TOKENS = 2048  # in a step
 COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": HIDDEN_SIZE,
@@ -31,7 +31,7 @@ def retnet() -> RetNetForCausalLM:
 
 
 def llama() -> LlamaForCausalLM:
-    """As many parameters: what retention has in wider values and a gate, it has in its feed-forward."""
+    """Returns a Llama with as many parameters: a wider feed-forward replaces wider values and the gate."""
     width = WIDTH + 4 * HIDDEN_SIZE // 3 // 8 * 8
     return LlamaForCausalLM(LlamaConfig(**COMMON, intermediate_size=width, max_position_embeddings=2**17))
 
@@ -40,18 +40,18 @@ MODELS = {"retnet": retnet, "llama": llama}
 
 
 class Answer(NamedTuple):
-    """The tokens of a request, and when each came, in seconds from when it was asked."""
+    """The tokens of a request, and their times in seconds after the request."""
 
     tokens: list[int]
     times: list[float]
 
 
 class Point(NamedTuple):
-    """What requests of one length that are asked at once took.
+    """Times of requests of one length that start at once.
 
     Attributes:
-        first: seconds to the first token, of each request. steps: seconds of each step in which all of them wrote a token.
-        seconds: until all were answered. tokens: of all answers. bytes_per_request: of memory that the engine shared out.
+        first: seconds to the first token of each request. steps: seconds of each step in which all requests decode.
+        seconds: time of all answers. tokens: number of all new tokens. bytes_per_request: memory in use by the engine.
     """
 
     first: list[float]
@@ -62,19 +62,19 @@ class Point(NamedTuple):
 
 
 def saved(name: str, folder: Path) -> PreTrainedModel:
-    """A model with random weights, on disk."""
+    """Saves a model with random weights and returns it."""
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(2)  # so that tokens depend on what was read
+                parameter.mul_(2)  # makes tokens depend on the prompt
     model.save_pretrained(folder)
     return model
 
 
 class Engine:
-    """The engine, in this process."""
+    """vLLM's engine in this process."""
 
     def __init__(self, folder: Path, length: int, requests: int, memory: int) -> None:
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -109,7 +109,7 @@ class Engine:
         return scheduler.kv_cache_manager.usage * sum(tensor.size for tensor in tensors)
 
     def measure(self, context: int, requests: int, tokens: int = 32, seed: int = 0) -> Point:
-        """Requests of `context` tokens at once. Each writes on until all have written so many tokens beside each other."""
+        """Sends requests of `context` tokens at once; they decode until all have decoded `tokens` tokens simultaneously."""
         drawn = random.Random(seed)
         prompts = [[drawn.randrange(1, VOCABULARY) for _ in range(context)] for _ in range(requests)]
         wanted = tokens + requests * context // BATCHED_TOKENS + 1
@@ -133,7 +133,7 @@ class Engine:
 
 
 def worker(connection: Any, name: str, folder: str, length: int, requests: int, memory: int) -> None:
-    """Measures the points that it is told, until it is told None."""
+    """Measures the points that it receives until it receives None."""
     engine = Engine(Path(folder), length, requests, memory)
     connection.send("ready")
     while (point := connection.recv()) is not None:

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A day at the counter: many requests of mixed lengths, of which some are given up, and whether each was answered right.
+"""A soak test: many requests of mixed lengths, some of which are aborted, and a check of every answer.
 
-What was written is checked by the model itself, in one call per request: each token has to be the most probable one after
-those before it, or as probable to the rounding of float32.
+The model itself checks the tokens, in one call per request: each must be the most probable token after the tokens before it,
+or as probable within the rounding of float32.
 """
 
 import random
@@ -18,16 +18,16 @@ from .engine import VOCABULARY, Engine
 
 
 AT_ONCE = 48
-ABORTED = 0.1  # of the requests
-MARGIN = 1e-3  # of a logit
+ABORTED = 0.1  # share of the requests
+MARGIN = 1e-3  # in logits
 
 
 class Soak(NamedTuple):
-    """How it went.
+    """The result of a soak test.
 
     Attributes:
-        right, wrong: requests. aborted: of them, those that were given up, whose tokens are checked as far as they came.
-        memory: of the process, in bytes, after each tenth of the requests.
+        right, wrong: numbers of requests. aborted: number of aborted requests among them; their first tokens are checked.
+        memory: bytes of the process after each tenth of the requests.
     """
 
     right: int

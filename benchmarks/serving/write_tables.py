@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.serving.write_tables`: writes the table of docs/guides/serve.md anew, from what was measured."""
+"""Writes the table of docs/guides/serve.md from the measurements: `python -m benchmarks.serving.write_tables`."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ HEAD = (
 
 
 def measured(report: dict) -> str:
-    """One row for each context and number of requests, and a line about the soak."""
+    """Returns a row for each context and number of requests, and a line about the soak test."""
     points = {(entry["context"], entry["requests"], entry["model"]): entry for entry in report["points"]}
     rows = []
     for context, requests in sorted({key[:2] for key in points}):
@@ -46,8 +46,9 @@ def measured(report: dict) -> str:
     soak = report["soak"]
     answered, memory = soak["right"] + soak["wrong"], [size / 2**20 for size in soak["memory"]]
     said = (
-        f"Soak: {soak['right']:,} of {answered:,} requests of 1 to 400 tokens right, {soak['aborted']} of which were given "
-        f"up half-way; the process held {memory[0]:,.0f} MiB after a tenth of them, and {memory[-1]:,.0f} MiB at the end."
+        f"Soak test: {soak['right']:,} of {answered:,} requests of 1 to 400 tokens were answered correctly; "
+        f"{soak['aborted']} of them were aborted half-way. The process used {memory[0]:,.0f} MiB after a tenth of the "
+        f"requests, and {memory[-1]:,.0f} MiB at the end."
     )
     return table(HEAD, rows) + "\n\n" + said
 

@@ -1,3 +1,3 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The commands, one a file: their options, their help, and what they do in which order."""
+"""The commands, one per file, with their options and help."""

@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from ..text.conversation import Conversation
 
 COMMANDS = {
-    "/save FILE": "write the state, and beside it what was said",
-    "/load FILE": "go on from a saved state",
+    "/save FILE": "save the state, and the text in FILE.json",
+    "/load FILE": "continue from a saved state",
     "/rewind": "take the last turn back; the last 8 can be taken back",
-    "/branch [N]": "go on with a second conversation from here; with a number, in that one",
+    "/branch [N]": "start a second conversation from here; with a number, go to that one",
     "/help": "show this",
-    "/exit": "end, as Ctrl-D does; Ctrl-C ends an answer",
+    "/exit": "end, like Ctrl-D; Ctrl-C ends an answer",
 }
 
 
 def chat(
     model: Model,
-    system: Annotated[str | None, run_option(help="What the model is told before the conversation.")] = None,
-    max_new_tokens: Annotated[int, sampling_option("--max-new-tokens", "-n", min=1, help="Tokens of an answer.")] = 500,
+    system: Annotated[str | None, run_option(help="System message before the conversation.")] = None,
+    max_new_tokens: Annotated[int, sampling_option("--max-new-tokens", "-n", min=1, help="Most tokens in an answer.")] = 500,
     temperature: Temperature = 0.7,
     top_p: TopP = 0.95,
     top_k: TopK = 0,
     repetition_penalty: RepetitionPenalty = 1.0,
-    seed: Annotated[int | None, sampling_option(min=0, help="The same seed draws the same answers.")] = None,
+    seed: Annotated[int | None, sampling_option(min=0, help="The same seed gives the same answers.")] = None,
     threads: WriterThreads = None,
 ) -> None:
     """Talk to a model. Its state remembers the conversation, and can be saved, taken back and branched.
@@ -75,14 +75,14 @@ def chat(
     conversation = Conversation(network, tokenizer, arguments, system)
     if system is not None and not conversation.uses_template:
         raise InputError(
-            "--system is for a model with a chat template, and this one has none: leave it out, or save the template as "
+            "--system needs a model with a chat template, and this one has none: leave it out, or save the template as "
             f"chat_template.jinja in {name}"
         )
     talk(conversation, console)
 
 
 def talk(conversation: "Conversation", console: Console) -> None:
-    """Reads lines from stdin until it ends: a line with a slash before it is a command, any other is said."""
+    """Reads lines from stdin until it ends: lines that begin with a slash are commands, other lines are messages."""
     branches, current = [conversation], 0
     console.print("/help shows the commands", style="dim")
     for line in lines(console):
@@ -97,12 +97,12 @@ def talk(conversation: "Conversation", console: Console) -> None:
                 obey(branches[current], command, argument.strip(), console)
             elif line.strip():
                 answer(branches[current], line.strip(), console)
-        except (InputError, RuntimeError, ValueError) as error:  # generation raises the latter two; nothing is lost by them
+        except (InputError, RuntimeError, ValueError) as error:  # after errors of generation, the conversation continues
             console.print(printable(first_line(error)), style="red", markup=False, soft_wrap=True)
 
 
 def lines(console: Console) -> Iterator[str]:
-    """What the user writes. Ctrl-C while writing drops the line."""
+    """Yields the lines of the user. Ctrl-C discards an unfinished line."""
     asks = sys.stdin.isatty()
     while True:
         try:
@@ -115,7 +115,7 @@ def lines(console: Console) -> Iterator[str]:
 
 
 def answer(conversation: "Conversation", text: str, console: Console) -> None:
-    """Says a line, and shows the answer on stdout as it is written. Ctrl-C ends it."""
+    """Sends a line to the model and prints the answer on stdout while it is generated. Ctrl-C ends the answer."""
     heard = []
     with handling(lambda *_: heard.append(True), signal.SIGINT):
         turn = conversation.say(text, lambda piece: print(piece, end="", flush=True), stop=lambda: bool(heard))
@@ -126,7 +126,7 @@ def answer(conversation: "Conversation", text: str, console: Console) -> None:
 
 
 def obey(conversation: "Conversation", command: str, argument: str, console: Console) -> None:
-    """A command on one conversation. Raises InputError for one that cannot be obeyed."""
+    """Runs a command on one conversation. Raises InputError if that is not possible."""
     if command == "/rewind":
         if not conversation.rewind():
             raise InputError(
@@ -151,14 +151,14 @@ def obey(conversation: "Conversation", command: str, argument: str, console: Con
         for name, meaning in COMMANDS.items():
             console.print(f"{name:12} {meaning}", style="dim", markup=False)
     else:
-        raise InputError(f"there is no command {command}: /help shows those there are")
+        raise InputError(f"there is no command {command}: /help shows all commands")
 
 
 def chosen_branch(branches: "list[Conversation]", current: int, number: str) -> int:
-    """The place of another conversation: of a new one, or of the one with that number. Raises InputError for no number."""
+    """Returns the index of a new conversation, or of the one with that number. Raises InputError for a wrong number."""
     if not number:
         branches.append(branches[current].branch())
         return len(branches) - 1
     if not number.isdigit() or not 1 <= int(number) <= len(branches):
-        raise InputError(f"/branch takes a number from 1 to {len(branches)}, or none")
+        raise InputError(f"/branch takes a number from 1 to {len(branches)}, or no number")
     return int(number) - 1

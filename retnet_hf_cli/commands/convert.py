@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`retnet-hf convert`: a checkpoint of another implementation becomes a folder that loads."""
+"""`retnet-hf convert`: turns a checkpoint of another implementation into a folder that transformers loads."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,15 +22,15 @@ def convert(
     context: typer.Context,
     source: Annotated[str, argument(metavar="INPUT", help="Folder or file of a checkpoint, or its name on the Hub.")],
     output: Annotated[Path, argument(metavar="OUTPUT", help="Folder of the converted model.")],
-    format_name: Annotated[str | None, typer.Option("--from", metavar="FORMAT", help="Absent: told from names.")] = None,
-    licence: Annotated[str | None, typer.Option("--license", help="Where the source does not say it.")] = None,
+    format_name: Annotated[str | None, typer.Option("--from", metavar="FORMAT", help="Absent: detected from names.")] = None,
+    licence: Annotated[str | None, typer.Option("--license", help="Licence, if the source does not state it.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Turn a checkpoint of another implementation into a folder that transformers loads.
 
     Formats: fla, torchscale, syncdoth; hypenet, transnormer, minimax, ring; vir_official, vir_pulfer, rmt, poolformer;
-    yet_another_retnet is recognised only. Folders of fla, syncdoth, and the second four need no conversion:
-    RetNetForCausalLM.from_pretrained reads them as they are.
+    yet_another_retnet is only recognised. Folders of fla, syncdoth, and the second four need no conversion:
+    RetNetForCausalLM.from_pretrained reads them directly.
 
     [bold]Examples[/bold]
 

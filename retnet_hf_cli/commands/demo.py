@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`retnet-hf demo`: train, write, and see that the state keeps its size, in one go."""
+"""`retnet-hf demo`: trains a model, generates text, and shows that the state keeps its size."""
 
 import itertools
 import shutil
@@ -30,19 +30,19 @@ MANY = 16_384  # tokens
 def demo(
     context: typer.Context,
     output: Annotated[Path | None, run_option("--output", "-o", help="Absent: retnet-demo, or retnet-demo-2, …")] = None,
-    text: Annotated[str | None, data_option(help="Train on this file in the place of the one of the package.")] = None,
+    text: Annotated[str | None, data_option(help="Train on this file instead of the text in the package.")] = None,
     minutes: Annotated[
-        float, training_option(min=0.01, max=600, help="The most that all of it may take; four epochs may end before.")
+        float, training_option(min=0.01, max=600, help="Time limit for the whole command; four epochs may end before.")
     ] = 2.5,
     overwrite: Overwrite = False,
     threads: Annotated[int, run_option(min=1, help="CPU threads.")] = 1,
-    browser: Annotated[bool, run_option("--browser", help="Show the model in a page then, until Ctrl-C.")] = False,
+    browser: Annotated[bool, run_option("--browser", help="Afterwards, show the model in a page until Ctrl-C.")] = False,
 ) -> None:
-    """Train a small RetNet and let it write, in one go.
+    """Train a small RetNet and generate text from it.
 
-    It trains on a part of the King James Bible, reloads the finished folder
-    with transformers, writes a text recurrently, and shows that what it
-    remembers keeps its size while the text grows.
+    The demo trains on a part of the King James Bible, reloads the finished
+    folder with transformers, generates text recurrently, and shows that
+    the state keeps its size while the text grows.
 
     [bold]Examples[/bold]
 
@@ -67,10 +67,10 @@ def demo(
 
             from ..page import make_page, serve_page
 
-            fetch_packages()  # what is missing is said before the training, not after it
+            fetch_packages()  # fails before the training if something is missing
 
     recipe = Recipe(preset="tiny", vocab_size=2048, batch_size=4, lr=5e-3)
-    reserve = min(0.4, 0.2 * minutes)  # for loading the libraries before training, and for writing after it
+    reserve = min(0.4, 0.2 * minutes)  # for loading libraries before training, and for generation after it
     with console.status("reading the text, preparing tokenizer and model"):
         documents = read_documents([source])
         course = Course(epochs=4, minutes=minutes - reserve, started=started)
@@ -95,13 +95,13 @@ def demo(
 
 
 def show_generation(run: "TextRun", console: Console) -> None:
-    """Reloads a finished run, lets it write, and says how large its state is then and after many more tokens."""
+    """Reloads a finished run, generates text, and prints the size of the state then and after many more tokens."""
     import torch
 
     from ..text.generation import continue_text, load_model, sampling
 
     model, tokenizer = load_model(str(run.folder.output))
-    console.print("\nreloaded with AutoModelForCausalLM, it writes, one recurrent step per token:\n")
+    console.print("\nreloaded with AutoModelForCausalLM, it generates with one recurrent step per token:\n")
     emit(run.prompt)
     torch.manual_seed(run.recipe.seed)
     written = continue_text(model, tokenizer, run.prompt, sampling(max_new_tokens=160), emit)
@@ -115,13 +115,13 @@ def show_generation(run: "TextRun", console: Console) -> None:
         model(ids, past_key_values=written.state, use_cache=True, logits_to_keep=1)
     keys_and_values = 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize * MANY
     console.print(
-        f"after {read:,} tokens its state takes {before:,} bytes, and after {MANY:,} tokens {written.state.nbytes:,}, "
-        f"where the KV cache of a transformer of its size would take {keys_and_values:,}",
+        f"after {read:,} tokens its state takes {before:,} bytes, and after {MANY:,} tokens {written.state.nbytes:,}; "
+        f"the KV cache of a transformer of the same size would take {keys_and_values:,}",
         soft_wrap=True,
     )
 
 
 def free_name(name: str) -> Path:
-    """The first of name, name-2, name-3, … where no result and no unfinished run is."""
+    """Returns the first of name, name-2, name-3, … without a result or an unfinished run."""
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(Path(name) for name in names if not Path(name).exists() and not Path(f"{name}.partial").exists())

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`retnet-hf export`: a model for what runs outside of Python."""
+"""`retnet-hf export`: writes a model for runtimes outside of Python."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -34,7 +34,7 @@ def export(
         ),
     ] = None,
     any_size: Annotated[
-        bool, typer.Option("--any-size", help="Pictures of an image classifier may have other sizes than in training.")
+        bool, typer.Option("--any-size", help="An image classifier accepts other image sizes than in training.")
     ] = False,
     state: Annotated[
         Path | None,
@@ -42,12 +42,12 @@ def export(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="State that texts of a page begin with, as RetNetState.save wrote it.",
+            help="Initial state of texts in a page, written by RetNetState.save.",
         ),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a model for ONNX Runtime, for a browser, or for mlx-lm. ONNX files are checked against the model first.
+    """Write a model for ONNX Runtime, for a browser, or for mlx-lm. ONNX files are compared with the model first.
 
     [bold]Examples[/bold]
 
@@ -60,7 +60,7 @@ def export(
     console = Console(highlight=False, markup=False)
     name = model_source(model)
     if to == "mlx" and quantize:
-        raise InputError("--quantize is for files of ONNX: mlx-lm quantises what it loads")
+        raise InputError("--quantize is for ONNX files and pages; mlx-lm quantises the models that it loads")
     kinds = quantize or ["int8" if to == "web" else "float32"]
     if to == "web" and len(kinds) > 1:
         raise InputError("--to web takes one --quantize: a page has one file of weights")
@@ -77,14 +77,14 @@ def export(
 
     config = load(AutoConfig, name)
     if getattr(config, "bidirectional", False) and not isinstance(config, ViRConfig):
-        raise InputError("an encoder cannot be exported: its state does not go from one token to the next")
+        raise InputError("an encoder cannot be exported: it has no state that continues from token to token")
     if isinstance(config, (MetaFormerConfig, RMTConfig, ViRConfig)):
         loaded = whole(*load(AutoModelForImageClassification, name, **REPORTED), name)
         processor = load(AutoImageProcessor, name, "image processor")
     else:
         loaded, processor = load_model(name)
         if any_size:
-            raise InputError("--any-size is for pictures, and this is a language model")
+            raise InputError("--any-size is for image classifiers, and this is a language model")
     with leaving_order(), console.status("exporting"):
         if to == "web":
             begins_with = None if state is None else load_state(state, loaded)
@@ -96,7 +96,7 @@ def export(
         else:
             files = retnet_hf_export.export_onnx(loaded, output, processor, kinds, any_size, overwrite)
     for file in files:
-        checked = "as expected of so few bits" if file.kind != "float32" else "and 64 greedy tokens as in PyTorch"
+        checked = "as expected with so few bits" if file.kind != "float32" else "and 64 greedy tokens as in PyTorch"
         checked = f", {checked}" if file.equal_tokens is not None else ""
         console.print(f"{file.name}: {file.size / 1e6:,.1f} MB, logits within {file.error:.1e}{checked}", soft_wrap=True)
     console.print(f"saved: {output}", soft_wrap=True)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`retnet-hf generate`: a saved model continues a text."""
+"""`retnet-hf generate`: continues a text with a saved model."""
 
 import os
 import shlex
@@ -20,20 +20,20 @@ from ..slow_imports import loading
 def generate(
     model: Model,
     prompt: Annotated[str | None, argument(metavar="PROMPT", help="Text to continue. Absent, or -: stdin.")] = None,
-    max_new_tokens: Annotated[int, sampling_option("--max-new-tokens", "-n", min=1, help="Tokens to write at most.")] = 200,
+    max_new_tokens: Annotated[int, sampling_option("--max-new-tokens", "-n", min=1, help="Most new tokens.")] = 200,
     temperature: Temperature = 0.8,
     top_p: TopP = 0.95,
     top_k: TopK = 0,
     repetition_penalty: RepetitionPenalty = 1.0,
-    seed: Annotated[int | None, sampling_option(min=0, help="The same seed draws the same text.")] = None,
+    seed: Annotated[int | None, sampling_option(min=0, help="The same seed gives the same text.")] = None,
     echo: Annotated[bool, run_option(help="Print the prompt before its continuation.")] = True,
-    compile_: Annotated[bool, run_option("--compile", help="Compile decoding first; some seconds the first time.")] = False,
+    compile_: Annotated[bool, run_option("--compile", help="Compile decoding first: once, some seconds.")] = False,
     threads: WriterThreads = None,
 ) -> None:
     """Continue a text, token by token, in constant memory.
 
-    The text goes to stdout as it is written, and nothing else does;
-    speed and size of the state go to stderr.
+    The text goes to stdout while it is generated. Speed and size of the
+    state go to stderr.
 
     [bold]Examples[/bold]
 
@@ -56,7 +56,7 @@ def generate(
     if threads is None:
         use_few_threads(network)
     if compile_:
-        with console.status("compiling, if that was not done before"):
+        with console.status("compiling, unless that was done before"):
             network = compile_steps(network)
     if seed is not None:
         torch.manual_seed(seed)
@@ -72,7 +72,7 @@ def generate(
 
 
 def read_prompt(argument: str | None) -> str:
-    """The prompt from the command line or, without the line break at its end, from stdin."""
+    """Returns the prompt from the command line or from stdin, there without the line break at its end."""
     given = argument not in (None, "-")
     if not given and (sys.stdin is None or (argument is None and sys.stdin.isatty())):
         raise InputError("give a prompt as an argument or on stdin")
@@ -85,7 +85,7 @@ def read_prompt(argument: str | None) -> str:
 
 
 def invite(model: Path, prompt: str, console: Console) -> None:
-    """Shows the command that comes next."""
+    """Prints the next command to try."""
     typed = sys.argv[0] if Path(sys.argv[0]).name == "retnet-hf" and shutil.which("retnet-hf") is None else "retnet-hf"
     console.print("try it:", shlex.join([typed, "generate", str(model), prompt]), markup=False, soft_wrap=True)
 

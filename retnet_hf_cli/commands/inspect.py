@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`retnet-hf inspect`: what a checkpoint is."""
+"""`retnet-hf inspect`: describes a checkpoint."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from ..slow_imports import loading
 def inspect(
     source: Annotated[str, argument(metavar="INPUT", help="Folder or file of a checkpoint, or its name on the Hub.")],
 ) -> None:
-    """Say what a checkpoint is: format, size, parameters, the state it keeps, and how long each head remembers.
+    """Describe a checkpoint: format, size, parameters, size of the state, and how long each head remembers.
 
     [bold]Examples[/bold]
 

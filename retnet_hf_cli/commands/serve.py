@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`retnet-hf serve`: `transformers serve` or vLLM's server, with a RetNet."""
+"""`retnet-hf serve`: runs `transformers serve` or vLLM's server with a RetNet."""
 
 import json
 import os
@@ -21,26 +21,26 @@ from ..options import Model, run_option
 from ..slow_imports import loading
 
 
-ENGINES = {"vllm": ("vllm",), "transformers": ("fastapi", "uvicorn", "openai")}  # and the packages that each needs
+ENGINES = {"vllm": ("vllm",), "transformers": ("fastapi", "uvicorn", "openai")}  # engines, and the packages that they need
 
 
 def serve(
     context: typer.Context,
     model: Model,
     engine: Annotated[Literal["vllm", "transformers"] | None, run_option(help="Absent: vllm, if it is installed.")] = None,
-    host: Annotated[str, run_option(help="Address to listen at. 0.0.0.0: for other machines, too.")] = "127.0.0.1",
+    host: Annotated[str, run_option(help="Address to listen at. 0.0.0.0: accepts other machines.")] = "127.0.0.1",
     port: Annotated[int, run_option(min=1, max=65535, help="Port to listen at.")] = 8000,
-    requests: Annotated[int | None, run_option(min=1, help="vllm: requests to answer at once; 64 if absent.")] = None,
-    length: Annotated[int | None, run_option(min=1, help="vllm: tokens of a request, prompt and answer.")] = None,
+    requests: Annotated[int | None, run_option(min=1, help="vllm: requests to answer at once. Absent: 64.")] = None,
+    length: Annotated[int | None, run_option(min=1, help="vllm: limit of tokens in a request, prompt and answer.")] = None,
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], run_option(help="auto: as saved on a GPU, float32 on a CPU.")
+        Literal["auto", "float32", "bfloat16", "float16"], run_option(help="auto: saved dtype on a GPU, float32 on a CPU.")
     ] = "auto",
 ) -> None:
     """Answer requests over HTTP, each in constant memory.
 
     The server speaks OpenAI's API: /v1/completions and /v1/chat/completions.
-    It listens on this machine alone, unless --host says otherwise, and ends at
-    Ctrl-C. What follows -- goes to the server as it is.
+    It accepts requests from this machine only, unless --host says otherwise,
+    and ends at Ctrl-C. Arguments after -- are passed to the server.
 
     [bold]Examples[/bold]
 
@@ -58,14 +58,14 @@ def serve(
         raise InputError(f"the server of {engine} is not installed: {how_to_install(extra)}")
     for option, value in (("--requests", requests), ("--length", length)):
         if engine != "vllm" and value is not None:
-            raise InputError(f"{option} is for the other engine: --engine vllm")
+            raise InputError(f"{option} needs --engine vllm")
     require_free(host, port)
     with loading(console):
         from ..serving.served_model import dtype_of, retnet_config, vllm_arguments
         from ..text.corpus import load_tokenizer
 
     config = retnet_config(name)
-    # the servers would say at length what is wrong with the tokenizer
+    # fails with one line if the tokenizer is wrong; the servers would print a traceback
     if "--trust-remote-code" not in context.args and load_tokenizer(name).chat_template is None:
         print("The model has no chat template: /v1/completions answers, /v1/chat/completions does not", file=sys.stderr)
     shared = ["--host", host, "--port", str(port), "--dtype", dtype_of(config, dtype)]
@@ -75,7 +75,7 @@ def serve(
     else:
         command = ["-m", "retnet_hf_cli.serving.transformers", "serve", name, *shared, "--log-level", "error", *context.args]
     address = address_of(host, port)
-    told = f"{Path(name).name} is served at {address} once it is loaded; Ctrl-C ends it. Try then:"
+    told = f"{Path(name).name} is served at {address} once it is loaded; Ctrl-C ends it. Then try:"
     print(told, example(name, address), sep="\n", file=sys.stderr, flush=True)
     become([sys.executable, *command])
 
@@ -89,19 +89,19 @@ def require_free(host: str, port: int) -> None:
 
 
 def address_of(host: str, port: int) -> str:
-    """URL of the server for programs on this machine."""
+    """Returns the URL of the server for programs on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def example(model: str, address: str) -> str:
-    """A shell command that asks the server to continue a text."""
+    """Returns a shell command that asks the server to continue a text."""
     body = json.dumps({"model": model, "prompt": "In the beginning", "max_tokens": 32, "stream": True})
     return shlex.join(["curl", "-N", f"{address}/v1/completions", "-H", "Content-Type: application/json", "-d", body])
 
 
 def become(command: list[str]) -> NoReturn:
-    """Runs a command in the place of this process, so that signals reach it and its exit code is this one's."""
-    if os.name == "nt":  # where `exec` returns to the shell at once
+    """Replaces this process by a command, so that signals reach it and its exit code is returned."""
+    if os.name == "nt":  # there, `exec` returns to the shell at once
         raise typer.Exit(subprocess.call(command))
     os.execv(command[0], command)

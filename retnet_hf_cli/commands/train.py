@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`retnet-hf train`: a language model, from text to a folder that loads."""
+"""`retnet-hf train`: trains a language model on text and saves it."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,27 +26,27 @@ def train(
     output: options.Output = Path("retnet-model"),
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
-    seed: Annotated[int, run_option(min=0, help="Of weights, order of the text, and samples.")] = 0,
+    seed: Annotated[int, run_option(min=0, help="Seed of weights, order of the text, and samples.")] = 0,
     threads: options.Threads = None,
     preset: Annotated[str | None, model_option(help="Size: tiny, mini, small, base, 1.3B…", show_default="tiny")] = None,
     config: options.Config = None,
     tokenizer: Annotated[str | None, model_option(help="Folder or Hub name. Absent: one is trained on the text.")] = None,
-    vocab_size: Annotated[int, model_option(min=258, help="Most tokens of a tokenizer that is trained.")] = 8192,
+    vocab_size: Annotated[int, model_option(min=258, help="Largest vocabulary of a trained tokenizer.")] = 8192,
     field: options.Field = "text",
     split: options.Split = "train",
     subset: options.Subset = None,
     eval_fraction: options.EvalFraction = 0.05,
     block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 256,
     steps: options.Steps = None,
-    epochs: Annotated[float | None, training_option(min=0.001, help="Times through the text.", show_default="3")] = None,
+    epochs: Annotated[float | None, training_option(min=0.001, help="Passes over the text.", show_default="3")] = None,
     minutes: options.Minutes = None,
     batch_size: options.BatchSize = 8,
     lr: options.LearningRate = 1e-3,
     weight_decay: options.WeightDecay = 0.1,
-    form: Annotated[Literal["auto", "parallel", "chunkwise"], training_option(help="How to compute.")] = "auto",
+    form: Annotated[Literal["auto", "parallel", "chunkwise"], training_option(help="Form of retention.")] = "auto",
     eval_every: options.EvalEvery = None,
 ) -> None:
-    """Train a RetNet on text, into a folder that transformers loads.
+    """Train a RetNet on text, and save it in a folder that transformers loads.
 
     [bold]Examples[/bold]
 
@@ -58,10 +58,10 @@ def train(
 
     retnet-hf train book.txt --resume      (after Ctrl-C, a crash or a power cut)
 
-    torchrun --nproc-per-node 2 -m retnet_hf_cli train book.txt      (processes share out each step)
+    torchrun --nproc-per-node 2 -m retnet_hf_cli train book.txt      (processes share each step)
 
-    Ctrl-C saves a checkpoint and stops; a second one stops at once, but under torchrun, which waits for 30 seconds.
-    The folder holds model, tokenizer, loss curve and model card.
+    Ctrl-C saves a checkpoint and stops; a second one stops at once (under torchrun, after 30 seconds).
+    The folder contains model, tokenizer, loss curve and model card.
     """
     folder = TrainingFolder(output, "train")
     context.with_resource(folder.claim(resume, overwrite, [*texts, config, tokenizer]))

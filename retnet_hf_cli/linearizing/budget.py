@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What fits into some minutes on this machine: steps, sequences of a step, and how much is measured in the end."""
+"""Plans for `--minutes`: the steps, the sequences of a step, and the size of the report that fit on this machine."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -20,18 +20,18 @@ from .recipe import Recipe
 from .stages import trains_in_bfloat16
 
 
-REPORT, PREPARATION = 0.2, 0.1  # shares of the minutes: both models measured; loading, and measuring heads
-COSTS = 2 * 4 * 1024 / 2  # tokens that are read for the cost of a layer: two kinds, four texts, and half the layers
-ALIGNING = 0.25  # of what is left: stage 1
-EVALUATIONS = 1.2  # the time of a stage over that of its steps
-MEASURED_BLOCK = 1024  # tokens of the block that speed is measured on, at the most
-LEAST_STEPS = 96  # of stage 2, where that leaves a sequence to each
-PLANNED = ("align_steps", "distill_steps", "batch_size", "report")  # fields of a recipe that a budget decides
+REPORT, PREPARATION = 0.2, 0.1  # shares of the minutes: measuring both models; loading and measuring heads
+COSTS = 2 * 4 * 1024 / 2  # tokens read for the cost of a layer: two losses, four texts, half the layers
+ALIGNING = 0.25  # share of stage 1 in the remaining time
+EVALUATIONS = 1.2  # time of a stage divided by the time of its steps
+MEASURED_BLOCK = 1024  # maximal tokens of the block for measuring speed
+LEAST_STEPS = 96  # of stage 2, if each step then has at least one sequence
+PLANNED = ("align_steps", "distill_steps", "batch_size", "report")  # fields of a recipe that the plan sets
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens per second: that the source reads for the report, and for the cost of layers; and that the stages train on."""
+    """Tokens per second: read by the source for the report and for the cost of layers, and trained on in the stages."""
 
     reading: float
     choosing: float
@@ -40,7 +40,7 @@ class Speed:
 
 
 def measured_speed(recipe: Recipe) -> Speed:
-    """The speed of this machine with this source, measured on a block of random tokens. It takes some seconds."""
+    """Measures the speed of this machine with this source on a block of random tokens, in some seconds."""
     teacher = load_model(recipe.source)[0].requires_grad_(False)
     kept = recipe.kept.guess_of(teacher.config.num_hidden_layers)
     student = transfer(teacher, kept, window=recipe.window, sinks=recipe.sinks).float().train()
@@ -59,7 +59,7 @@ def measured_speed(recipe: Recipe) -> Speed:
 
 
 def _tokens_per_second(read: Callable[[Tensor], Any], ids: Tensor) -> float:
-    read(ids)  # what libraries prepare for a shape once
+    read(ids)  # warm-up: libraries prepare each shape once
     start = time.perf_counter()
     read(ids)
     if ids.is_cuda:
@@ -68,10 +68,10 @@ def _tokens_per_second(read: Callable[[Tensor], Any], ids: Tensor) -> float:
 
 
 def planned(recipe: Recipe, speed: Speed, layers: int, minutes: float) -> Recipe:
-    """The recipe with as many steps as fit into the minutes, no more than it has, and a report that fits.
+    """Returns the recipe with the steps and the report that fit into the minutes, and at most its own steps.
 
-    Some of the time goes into measuring what each of so many layers costs, where that decides which ones stay. Steps have
-    fewer sequences where there would be too few of them. Raises InputError if not a single step fits.
+    The plan includes the time to measure the cost of each layer, if costs decide which layers stay. If there would be too
+    few steps, each step has fewer sequences. Raises InputError if no step fits.
     """
     seconds = 60 * minutes
     costs = layers * COSTS / speed.choosing if recipe.kept.costliest else 0.0
@@ -86,7 +86,7 @@ def planned(recipe: Recipe, speed: Speed, layers: int, minutes: float) -> Recipe
     }
     if not any(steps.values()):
         raise InputError(
-            f"--minutes {minutes:g} does not last for a step of training: this machine trains on "
+            f"--minutes {minutes:g} is too short for one training step: this machine trains on "
             f"{speed.distilling:,.0f} tokens a second, and a block has {recipe.block_size}"
         )
     share = REPORT * seconds * speed.reading / (2 * Extent().read(recipe.block_size))
@@ -94,12 +94,12 @@ def planned(recipe: Recipe, speed: Speed, layers: int, minutes: float) -> Recipe
 
 
 def as_begun(recipe: Recipe, begun: Mapping[str, Any]) -> Recipe:
-    """The recipe with what was planned when the run began, by the record of its recipe."""
+    """Returns the recipe with the planned fields of the recipe that the run began with."""
     return replace(recipe, **{name: begun[name] for name in PLANNED if name in begun})
 
 
 def sentence(recipe: Recipe, speed: Speed, minutes: float) -> str:
-    """What a user is told of the plan."""
+    """Returns a sentence about the plan for the user."""
     steps = " + ".join(f"{count:,}" for count in recipe.steps.values())
     return (
         f"{minutes:g} minutes: {speed.aligning:,.0f} tokens/s in stage 1 and {speed.distilling:,.0f} in stage 2 make "

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The end of linearizing: both models measured side by side, and a folder with all that belongs to the new one.
+"""The end of linearizing: both models are measured, and the folder of the new one is completed.
 
 `run` is the `Linearization` of `pipeline`, which imports this file.
 """
@@ -43,24 +43,24 @@ from .stages import FIGURES, TRAINING
 
 
 REPORT, POSITIONS = "linearization.json", "positions.png"
-PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # of the example in the model card
-PROMPTS = ("Why is the sky blue?", "Write two sentences about a fox and a river.")  # that both models answer
+PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # maximal length of the example in the model card
+PROMPTS = ("Why is the sky blue?", "Write two sentences about a fox and a river.")  # answered by both models
 ANSWER_TOKENS = 48
 
 
 def answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    """What a model says to a prompt, always taking the most probable token."""
+    """Returns a model's greedy answer to a prompt."""
     return Conversation(model, tokenizer, sampling(ANSWER_TOKENS, temperature=0)).say(prompt).text
 
 
 def opening_of(run: Any) -> str:
-    """Some words of the text that was held out."""
+    """Returns the first words of the held-out text."""
     opening = run.tokenizer.decode(run.texts.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
     return textwrap.shorten(opening, PROMPT_CHARACTERS, placeholder="")
 
 
 def report_of(run: Any, student: RetNetForCausalLM) -> Report:
-    """Both models, measured on what was held out."""
+    """Measures both models on held-out text, and returns the report."""
     recipe, teacher, stream = run.recipe, run.teacher, run.texts.evaluation.long()
     vocabulary = recalled_vocabulary(stream, run.tokenizer.all_special_ids)
     extent = Extent().shortened(recipe.report)
@@ -98,7 +98,7 @@ def report_of(run: Any, student: RetNetForCausalLM) -> Report:
 
 
 def finish(run: Any, student: RetNetForCausalLM) -> None:
-    """Puts the finished folder in the place of OUTPUT; the stages go once it is there."""
+    """Completes the folder, moves it to OUTPUT, and then deletes the stages."""
     partial, finished = run.folder.partial, run.folder.partial / "finished"
     shutil.rmtree(finished, ignore_errors=True)
     finished.mkdir()
@@ -124,18 +124,18 @@ def finish(run: Any, student: RetNetForCausalLM) -> None:
 
 
 def source_metadata(name: str) -> dict[str, Any]:
-    """What the metadata of a model card says about its source: which repository it is, and its licence, as far as stated."""
+    """Returns metadata for the model card: the repository of the source, and its licence if known."""
     if Path(name).is_dir():
         return licence_of(Path(name)) or {}
     try:
         licence = licence_of(Path(hf_hub_download(name, "README.md")).parent)
-    except (OSError, HfHubHTTPError):  # there is no card, or no network
+    except (OSError, HfHubHTTPError):  # no card or no network
         licence = None
     return {"base_model": name, **(licence or {})}
 
 
 def draw_positions(report: Report, file: Path) -> None:
-    """Draws the perplexity of both models by the place of a token in its block, as a PNG."""
+    """Draws the perplexity of both models against the position of a token in its block, as a PNG."""
     figure, axes = axes_of(xlabel="tokens before", ylabel="perplexity", xscale="log")
     for name, measures in (("source", report.teacher), ("this model", report.student)):
         last = [int(place.rsplit(" ", 1)[1]) for place in measures.by_position]
@@ -145,7 +145,7 @@ def draw_positions(report: Report, file: Path) -> None:
 
 
 def summarise(report: Report, console: Console) -> None:
-    """The figures that matter most, on the terminal."""
+    """Prints the most important figures."""
     for length, theirs in report.teacher.perplexity.items():
         ours = report.student.perplexity[length]
         console.print(

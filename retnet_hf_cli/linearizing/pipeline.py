@@ -1,10 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""From a source and a text to a finished folder: one stage after the other.
+"""Linearization from a source and a text to a finished folder, stage by stage.
 
-A run works in `OUTPUT.partial`. Each stage has a folder of its own in there, and begins with the model that the folder
-before it holds: whatever interrupts the run, the stages that are finished stay, and the one that is not goes on from its
-last checkpoint.
+A run works in `OUTPUT.partial`. Each stage has its own folder there, and begins with the model in the folder of the stage
+before. After an interruption, finished stages are kept, and the unfinished stage continues from its last checkpoint.
 """
 
 import gc
@@ -45,20 +44,20 @@ from .stages import StageRecipe, StageRun, trains_in_bfloat16
 from .texts import Texts
 
 
-MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # of heads and layers; attention weights of a head are a square of the latter
-ALL_MEASURED_TOKENS = 2**14  # of all these blocks
-LEAST_MEASURED = 4  # blocks, where there is no time for all
-EVALUATED_BLOCKS, LEAST_EVALUATED = 64, 4  # that a stage is evaluated on
-ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are stored in one file
-COST_TEXTS, COST_TOKENS = 2, 1024  # by which the layers to keep are chosen, and their least length
-COSTS, DIVERGENCE = "layer_costs.json", "divergence.json"  # in the folder of the run
+MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # to measure heads and layers; a head's attention map has 2048 x 2048 weights
+ALL_MEASURED_TOKENS = 2**14  # maximal sum over these blocks
+LEAST_MEASURED = 4  # minimal number of blocks if time is short
+EVALUATED_BLOCKS, LEAST_EVALUATED = 64, 4  # maximal and minimal number of blocks in evaluations of a stage
+ASKED_TOKENS = 4096  # tokens in one call of the source, stored in one file
+COST_TEXTS, COST_TOKENS = 2, 1024  # texts to measure the costs of layers, and their minimal length
+COSTS, DIVERGENCE = "layer_costs.json", "divergence.json"  # files in the folder of the run
 
 
 @dataclass(kw_only=True)
 class Linearization:
-    """A run for which everything is ready but the weights."""
+    """A linearization that is ready to train."""
 
-    start: Start  # of the whole run, whose minutes the stages share out by their work
+    start: Start  # of the whole run; the stages divide its minutes by their work
     console: Console
     tokenizer: PreTrainedTokenizerBase
     texts: Texts
@@ -68,18 +67,18 @@ class Linearization:
 
     @property
     def measured_blocks(self) -> Tensor:
-        """The beginnings of some blocks of the text that is trained on, (N, T)."""
+        """Returns the beginnings of some blocks of the training text, (N, T)."""
         blocks = blocks_of(self.texts.training.numpy(), self.recipe.block_size)[:, :MEASURED_TOKENS]
         most = min(MEASURED_BLOCKS, ALL_MEASURED_TOKENS // blocks.shape[1])
         return blocks[: max(LEAST_MEASURED, round(most * min(1.0, 2 * self.recipe.report)))].long()
 
     @cached_property
     def teacher(self) -> PreTrainedModel:
-        """The source, loaded when it is asked for. Raises InputError if it cannot be loaded, or weights are missing."""
+        """Loads and returns the source at the first access. Raises InputError if that fails or weights are missing."""
         return load_model(self.recipe.source)[0].requires_grad_(False)
 
     def let_go(self, of_teacher: bool = False) -> None:
-        """Frees what stages have left, which trainers hold in cycles; and the source, until it is asked for again."""
+        """Frees the memory of finished stages, which reference cycles of trainers hold; on request also the source."""
         if of_teacher:
             self.__dict__.pop("teacher", None)
         gc.collect()
@@ -88,13 +87,13 @@ class Linearization:
 
     @property
     def cost_texts(self) -> Tensor:
-        """(N, T) beginnings of the text, long enough that a window hides something of them."""
+        """Returns beginnings of the text, (N, T), longer than a window."""
         length = min(max(self.recipe.block_size, COST_TOKENS), MEASURED_TOKENS, len(self.texts.training) // COST_TEXTS)
         return self.texts.training[: COST_TEXTS * length].view(COST_TEXTS, length).long()
 
     @cached_property
     def layer_costs(self) -> dict[int, float]:
-        """Of all layers, measured once where the costliest ones are to be kept; otherwise none."""
+        """Returns the cost of each layer, measured once, if the costliest layers are to be kept; otherwise {}."""
         if not self.recipe.kept.costliest:
             return {}
         file = self.folder.partial / COSTS
@@ -111,16 +110,16 @@ class Linearization:
 
     @property
     def kept(self) -> list[int]:
-        """The layers that stay softmax attention."""
+        """Returns the layers that stay softmax attention."""
         kept = self.recipe.kept
         if kept.costliest:
             return costliest_layers(self.layer_costs, kept.share)
         return kept.of(self.teacher.config.num_hidden_layers)
 
     def first_student(self) -> RetNetForCausalLM:
-        """The RetNet before training, in float32."""
+        """Returns the RetNet before training, in float32."""
         recipe, kept, blocks = self.recipe, self.kept, self.measured_blocks
-        torch.manual_seed(recipe.seed)  # of the gates, so that a resumed run begins with the same ones
+        torch.manual_seed(recipe.seed)  # a resumed run must begin with the same gates
         options = {"window": recipe.window, "sinks": recipe.sinks, "sink_distance": recipe.sink_distance}
         if recipe.window is None:
             options |= {"gate_act": recipe.gate, "share_states": recipe.share_states, "schedule": recipe.decays}
@@ -128,15 +127,15 @@ class Linearization:
         return transfer(self.teacher, kept, **options).float()
 
     def run(self) -> None:
-        """Trains what is not trained yet, and puts the finished folder in its place.
+        """Trains the remaining stages, and moves the finished folder to its place.
 
-        Raises InputError if something stands in the way; Interrupted after Ctrl-C, with a checkpoint saved.
+        Raises InputError if that is not possible; Interrupted after Ctrl-C, with a saved checkpoint.
         """
-        ranks.wait()  # until all have looked at what is in the folder
+        ranks.wait()  # until all processes have read the folder
         start, before = time.monotonic(), None
         try:
             ranks.of_first(self.start.begin)
-            if self.layer_costs:  # by all processes together; what follows asks for them in the first one alone
+            if self.layer_costs:  # all processes must measure costs together; later, only the first one needs them
                 self.console.print(f"softmax attention stays in layers {', '.join(map(str, self.kept))}")
             with room_for(self.folder.partial, StageRun.smaller_options):
                 for stage in self.recipe.steps:
@@ -151,24 +150,24 @@ class Linearization:
         self.console.print(f"linearized in {minutes:.1f} minutes, saved: {self.folder.output}", markup=False, soft_wrap=True)
 
     def _trained(self, stage: str, before: Path | None) -> Path:
-        """The folder of a stage, trained if it was not."""
+        """Trains a stage if needed, and returns its folder."""
         folder = TrainingFolder(self.folder.partial / stage, self.folder.command)
         if not ranks.of_first((folder.output / "config.json").exists):
             show_training(self._prepare(stage, folder, before), self.console)
         return folder.output
 
     def _load(self, before: Path | None) -> RetNetForCausalLM:
-        """The model as the stage before left it."""
+        """Returns the model of the stage before."""
         if before is None:
             return self.first_student()
         return AutoModelForCausalLM.from_pretrained(before, dtype=torch.float32).to(device())
 
     def _prepare(self, stage: str, folder: TrainingFolder, before: Path | None) -> StageRun:
-        """A stage, from its beginning or from its last checkpoint."""
+        """Returns a stage that is ready to begin, or to continue from its last checkpoint."""
         course, steps = self.start.course, self.recipe.steps
         block_size = self.recipe.block_size_of(stage)
         blocks = blocks_of(self.texts.training.numpy(), block_size)
-        quarter = steps[stage] * self.recipe.batch_size // 40  # of the blocks that a tenth of the stage trains on
+        quarter = steps[stage] * self.recipe.batch_size // 40  # of the blocks in a tenth of the stage
         evaluated = min(EVALUATED_BLOCKS, max(LEAST_EVALUATED, quarter))
         held_out = blocks_of(self.texts.evaluation.numpy(), block_size)[:evaluated]
         divergence = None if stage == "align" else ranks.of_first(lambda: self._divergence(stage, before, held_out))
@@ -196,9 +195,9 @@ class Linearization:
         )
 
     def _divergence(self, stage: str, before: Path | None, held_out: Tensor) -> float | None:
-        """Of the model from the source as stage 2 begins, in nats; None where the rate of that stage does not ask for it.
+        """Returns the divergence of model and source, in nats, when stage 2 begins; None if its rate does not need it.
 
-        It is measured once, on some of the blocks (N, T), so that a resumed run has the same.
+        It is measured once, on some of the blocks (N, T), so that a resumed run uses the same value.
         """
         file = self.folder.partial / DIVERGENCE
         if self.recipe.distill_lr is not None or (stage == "long" and not file.exists()):
@@ -212,16 +211,16 @@ class Linearization:
         return json.loads(file.read_text(encoding="utf-8"))
 
     def _minutes_of(self, stage: str) -> float | None:
-        """What a stage may take: its share of the minutes, or, of a plan, of those that are left but for the report."""
+        """Returns the minutes of a stage: its share of all minutes, or, of a plan, of the time left before the report."""
         minutes, share = self.start.course.minutes, self.recipe.share_of_time(stage)
         if minutes is None or self.recipe.report >= 1:
             return minutes and minutes * share
-        left = max(0.01, (1 - REPORT) * minutes - self.start.course.seconds() / 60)  # a step, if nothing is left
+        left = max(0.01, (1 - REPORT) * minutes - self.start.course.seconds() / 60)  # at least one step
         stages = list(self.recipe.steps)
         return left * share / sum(map(self.recipe.share_of_time, stages[stages.index(stage) :]))
 
     def _stored(self, name: str, blocks: Tensor) -> StoredTeacher:
-        """What the source says of some blocks, as far as it was not asked before."""
+        """Returns the source's outputs for some blocks; outputs that are not stored yet are computed."""
         folder = self.folder.partial / f"teacher-{name}"
         order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(self.recipe.seed))
         chosen = blocks[order[: self.recipe.distill_steps * self.recipe.batch_size]].long()

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What a user asks of linearizing."""
+"""The options of linearizing."""
 
 import math
 import re
@@ -13,18 +13,18 @@ from ..errors import InputError
 
 
 AUTO_SHARE = 0.25
-STAGE_TIMES = {"align": 1.0, "distill": 2.4, "long": 2.0}  # of a token, in those of stage 1: of a SmolLM2 of 135M
-HELD_OUT_BLOCKS = 64  # of the longest, at the least, where the text is long enough
-BLOCK_SIZE, MOST_BLOCK_SIZE = 512, 2048  # tokens of a sequence whose length is left open, at the least and at the most
-WINDOWS_OF_BLOCK = 8  # that such a sequence is as long as, between the two
-MEASURED_HIDDEN_SIZE, MEASURED_TOKENS = 128, 2048  # hidden size, and tokens of a step, that learning rates were measured at
-MEASURED_DIVERGENCE = 0.1  # nats at the beginning of stage 2, where its rate was measured
-LEAST_DIVERGENCE = 0.001  # nats below which the rate falls no more: a measured divergence of nearly 0 may be negative
+STAGE_TIMES = {"align": 1.0, "distill": 2.4, "long": 2.0}  # time of a token relative to stage 1, with SmolLM2-135M
+HELD_OUT_BLOCKS = 64  # minimal number of the longest blocks, if the text is long enough
+BLOCK_SIZE, MOST_BLOCK_SIZE = 512, 2048  # limits of the default length of sequences, in tokens
+WINDOWS_OF_BLOCK = 8  # default length of sequences in windows, within these limits
+MEASURED_HIDDEN_SIZE, MEASURED_TOKENS = 128, 2048  # hidden size and tokens of a step when learning rates were measured
+MEASURED_DIVERGENCE = 0.1  # nats at the beginning of stage 2 when its rate was measured
+LEAST_DIVERGENCE = 0.001  # nats; a smaller measured divergence may be negative, and does not reduce the rate further
 
 
 @dataclass(frozen=True)
 class KeptLayers:
-    """Which layers stay softmax attention: some by number, a share at equal distances, or the share that costs most."""
+    """The layers that stay softmax attention: given by number, a share at equal distances, or the costliest share."""
 
     layers: tuple[int, ...] = ()
     share: float = 0.0
@@ -32,7 +32,7 @@ class KeptLayers:
 
     @classmethod
     def parse(cls, text: str) -> "KeptLayers":
-        """From "0,4,8", "25%", "auto" or "auto:25%". Raises InputError for anything else."""
+        """Parses "0,4,8", "25%", "auto" or "auto:25%". Raises InputError for anything else."""
         number = r"(\d+(?:\.\d+)?)%"
         if match := re.fullmatch(rf"(auto)(?::{number})?|{number}", text.strip()):
             auto, auto_share, spread_share = match.groups()
@@ -46,20 +46,20 @@ class KeptLayers:
         )
 
     def guess_of(self, layers: int) -> list[int]:
-        """So many layers as are kept, those that cost most being taken for others."""
+        """Returns as many layers as will be kept; for `costliest`, these are not the final layers."""
         return spread_layers(layers, self.share) if self.share else list(self.layers)
 
     def of(self, layers: int) -> list[int]:
-        """The layers that are kept of so many, as far as that is known without the source."""
+        """Returns the kept ones of a number of layers, as far as they are known without the source."""
         return spread_layers(layers, self.share) if self.share and not self.costliest else list(self.layers)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the linearized weights, besides the text. A run is only resumed with the recipe it began with.
+    """All options that affect the linearized weights, except the text. A run is resumed only with the same recipe.
 
-    Steps of 0 leave a stage out. Learning rates are of Adam, at their highest. `report` is the share of a whole
-    report that there is time for.
+    A stage with 0 steps is skipped. Learning rates are the highest rates of Adam. `report` is the share of the full report
+    that is computed.
     """
 
     source: str
@@ -85,11 +85,11 @@ class Recipe:
     report: float = 1.0
 
     def with_block_size(self, positions: int | None, keeps_batch: bool = True) -> "Recipe":
-        """With a length of sequences where it was left open: well beyond the window, within what the source was made for.
+        """Returns the recipe with a length of sequences; the default is several windows, within the limit of the source.
 
         Args:
-            positions: that the source was made for; None where it does not say.
-            keeps_batch: whether longer sequences are as many in a step. Otherwise a step has about as many tokens.
+            positions: number of positions that the source supports; None if unknown.
+            keeps_batch: whether longer sequences keep the batch size. Otherwise they keep about the tokens of a step.
         """
         if self.block_size:
             return self
@@ -99,20 +99,20 @@ class Recipe:
 
     @property
     def open_block_size(self) -> int:
-        """The length of sequences, if it is left open and the source allows it."""
+        """Returns the default length of sequences, without the limit of the source."""
         return min(MOST_BLOCK_SIZE, max(BLOCK_SIZE, WINDOWS_OF_BLOCK * (self.window or 0)))
 
     def rate(self, stage: str, hidden_size: int, divergence: float | None = None) -> float:
-        """The highest learning rate of a stage, as it was given, or as follows.
+        """Returns the highest learning rate of a stage: the user's, or a default.
 
-        3e-3 for stage 1 and 1e-3 for stage 2 were measured at a hidden size of 128. Towards the sizes of pretrained models
-        they fall, the former with the square root of the size and the latter in proportion to it, to about those of RADLADS
-        (arXiv 2505.03005). With steps of fewer tokens, the latter falls with the square root of their number. Layers with a
-        window begin near what they are to learn, and higher rates than these make a SmolLM2 of 135 million parameters worse.
+        Defaults of 3e-3 for stage 1 and 1e-3 for stage 2 were measured at a hidden size of 128. For larger models, the rate
+        of stage 1 falls with the square root of the size, and the rate of stage 2 in proportion to the size, to about the
+        rates of RADLADS (arXiv 2505.03005). With fewer tokens in a step, the rate of stage 2 falls with the square root of
+        their number. Layers with a window begin near their target: with higher rates, SmolLM2-135M becomes worse.
 
         Args:
-            divergence: of the model from its source as stage 2 begins, in nats; None where it is not known. What a rate
-                disturbs grows with its square, so that the rate falls with the square root of what there is to learn.
+            divergence: of the model from its source when stage 2 begins, in nats; None if unknown. The damage of a rate
+                grows with its square, so the rate falls with the square root of the divergence.
         """
         given = getattr(self, f"{stage}_lr")
         if given is not None:
@@ -130,7 +130,7 @@ class Recipe:
 
     @property
     def options(self) -> str:
-        """Options of the command that make another recipe than the default, as they are written there."""
+        """Returns the options that differ from their defaults, as on the command line."""
         changed = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -144,16 +144,16 @@ class Recipe:
 
     @property
     def steps(self) -> dict[str, int]:
-        """How many steps the stages have that are not left out, in their order."""
+        """Returns the number of steps of each stage that is not skipped, in order."""
         steps = {"align": self.align_steps, "distill": self.distill_steps, "long": self.long_steps}
         return {stage: count for stage, count in steps.items() if count}
 
     def block_size_of(self, stage: str) -> int:
-        """Tokens of a sequence of a stage."""
+        """Returns the number of tokens in a sequence of a stage."""
         return self.long_block_size if stage == "long" else self.block_size
 
     def share_of_time(self, stage: str) -> float:
-        """How much of all training a stage is, by its tokens and what one of them takes."""
+        """Returns the share of a stage in the training time, by its tokens and the time of a token."""
         times = {name: count * self.block_size_of(name) * STAGE_TIMES[name] for name, count in self.steps.items()}
         return times[stage] / sum(times.values())
 
@@ -163,17 +163,17 @@ class Recipe:
 
     @property
     def longest_block(self) -> int:
-        """Tokens of the longest sequences that are trained on."""
+        """Returns the number of tokens in the longest training sequences."""
         return max(self.block_size, self.long_block_size if self.long_steps else 0)
 
     @property
     def sink_distance(self) -> int:
-        """How far away sinks seem at the most: as far as training or the window shows them."""
+        """Returns the maximal distance of sinks: the largest in training or within the window."""
         return max(self.longest_block, (self.window or 0) + self.sinks) - 1
 
     @property
     def tokens(self) -> int:
-        """Tokens of a text that no stage sees a block of twice, and that enough of is held out to measure on."""
+        """Returns the tokens of a text that is long enough: no stage repeats a block, and enough is held out."""
         training = max((steps * self.block_size_of(stage) for stage, steps in self.steps.items()), default=0)
         held_out = HELD_OUT_BLOCKS * self.longest_block / self.eval_fraction
         return math.ceil(max(self.batch_size * training / (1 - self.eval_fraction), held_out))

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The stages of linearizing as training runs, each of which leaves a folder with the model as it then is."""
+"""The stages of linearizing as training runs. Each stage writes a folder with its model."""
 
 import dataclasses
 import json
@@ -30,14 +30,14 @@ from ..training.run import TrainingRun
 from .recipe import Recipe
 
 
-LARGE = 512  # hidden size from which a CPU gains by products of bfloat16
-TRAINING = "training.json"  # what the stage was, for the report
-FIGURES = {"align": "error of a layer", "distill": "divergence", "long": "perplexity"}  # what a loss is shown as
+LARGE = 512  # hidden size from which bfloat16 products are faster on a CPU
+TRAINING = "training.json"  # data about the stage for the report
+FIGURES = {"align": "error of a layer", "distill": "divergence", "long": "perplexity"}  # names of the shown losses
 LOSSES = {"align": "relative squared error of a layer", "distill": "divergence, nats per token", "long": "nats per token"}
 
 
 def trains_in_bfloat16(hidden_size: int) -> bool:
-    """Whether matrix products take inputs of bfloat16: where the device has units for them and the model is not tiny."""
+    """Returns whether to compute matrix products in bfloat16: if the device has units for it and the model is not tiny."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     supported = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
@@ -47,7 +47,7 @@ def trains_in_bfloat16(hidden_size: int) -> bool:
 
 @dataclass(frozen=True)
 class StageRecipe:
-    """What decides the weights of a stage, besides the model that it begins with."""
+    """All options that affect the weights of a stage, except its initial model."""
 
     block_size: int
     batch_size: int
@@ -58,7 +58,7 @@ class StageRecipe:
 
     @classmethod
     def of(cls, recipe: Recipe, stage: str, hidden_size: int, divergence: float | None = None) -> "StageRecipe":
-        """What the recipe of a whole run says about a stage; arguments as of `Recipe.rate`."""
+        """Returns the recipe of a stage from the recipe of the run. For the arguments, see `Recipe.rate`."""
         lora_rank = None if stage == "align" else recipe.lora_rank
         rate = recipe.rate(stage, hidden_size, divergence)
         return cls(recipe.block_size_of(stage), recipe.batch_size, rate, recipe.seed, lora_rank)
@@ -66,16 +66,16 @@ class StageRecipe:
 
 @dataclass(kw_only=True)
 class StageRun(TrainingRun):
-    """A stage for which everything is ready.
+    """A stage that is ready to start.
 
     Attributes:
-        name: align, distill or long. number, stages: which one it is, of how many.
-        teacher: the source, where it is asked. A stage distill without it has a data set that holds what it said.
-        measured: blocks by which a layer is aligned better after the stage than before; those that are not stay as before.
+        name: align, distill or long. number, stages: number of this stage, and of all stages.
+        teacher: the source, if the stage calls it. Without it, the stage distill uses a data set of stored outputs.
+        measured: blocks for comparing layers before and after alignment; layers that did not improve are restored.
     """
 
     smaller_options = "--batch-size or --block-size"
-    least_between = 32  # keeping a checkpoint of a pretrained model takes the time of several steps
+    least_between = 32  # saving a checkpoint of a pretrained model takes as long as several steps
 
     name: str
     number: int
@@ -85,7 +85,7 @@ class StageRun(TrainingRun):
 
     @property
     def warmup(self) -> float:
-        """A quarter with windows, which begin near what they are to learn: Adam's first steps are as large as the rate."""
+        """Returns a quarter for windows: they begin near their target, and Adam's first steps are as large as the rate."""
         return 0.25 if "sliding_attention" in self.model.config.layer_types else super().warmup
 
     @property
@@ -139,7 +139,7 @@ class StageRun(TrainingRun):
 
     def trained(self, trainer: Trainer) -> None:
         if self.name == "align" and self.before.restore(self.model, ranks.of_first(lambda: self.before.worse(self.model))):
-            trainer.evaluate()  # the last evaluation was of weights that are gone
+            trainer.evaluate()  # the last evaluation used weights that were replaced
 
     def finish(self, trainer: Trainer) -> None:
         partial, state = self.folder.partial, trainer.state
@@ -147,14 +147,14 @@ class StageRun(TrainingRun):
         model.config.use_cache = True  # Trainer turns it off
         model.save_pretrained(partial)
         draw_loss_curve(self.log, partial / f"{self.name}.png", LOSSES[self.name])
-        seconds = None if self.checkpoint is not None else self.course.seconds()  # before an interruption: not known
+        seconds = None if self.checkpoint is not None else self.course.seconds()  # unknown after an interruption
         tokens, losses = state.num_input_tokens_seen, (self.losses[0], self.losses[-1])
         training = Training(self.name, LOSSES[self.name], state.global_step, tokens, seconds, *losses, self.recipe.lr)
         (partial / TRAINING).write_text(json.dumps(dataclasses.asdict(training)), encoding="utf-8")
 
     def published(self, signal_number: int | None) -> None:
         if ranks.FIRST:
-            for checkpoint in self.folder.output.glob("checkpoint-*"):  # nobody goes on from a stage that is done
+            for checkpoint in self.folder.output.glob("checkpoint-*"):  # a finished stage needs no checkpoint
                 shutil.rmtree(checkpoint)
-        if signal_number is not None:  # rather than begin the next stage
+        if signal_number is not None:  # stops before the next stage
             raise Interrupted(f"interrupted at the end of the stage {self.name}, {SAVED}", signal_number)

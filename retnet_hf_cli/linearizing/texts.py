@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The texts of linearizing: read as far as they are needed, held out, and tokenized."""
+"""The texts of linearizing: read as far as needed, split, and tokenized."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from .teacher import source_digest
 
 @dataclass(frozen=True)
 class Texts:
-    """What a run is trained and measured on.
+    """The texts for training and measuring.
 
     Attributes:
-        names: of what was read, for the model card. training, evaluation: (tokens,) token ids.
-        by_text: what is held out of each of several texts, and texts that nothing is trained on. unseen: names of these.
-        digest: of the source and of what was read.
+        names: names of the texts, for the model card. training, evaluation: (tokens,) token ids.
+        by_text: held-out part of each of several texts, and unseen texts. unseen: names of texts not used in training.
+        digest: hash of the source and the texts.
     """
 
     names: list[str]
@@ -46,10 +46,10 @@ def read_texts(
     subset: str | None,
     **reading: Any,
 ) -> Texts:
-    """As much of the texts as the recipe needs, and the beginnings of those that nothing is trained on.
+    """Returns the texts as far as the recipe needs them, and the beginnings of the texts in `unseen`.
 
-    `subset` is of the former alone, `reading` further options of `read_documents`. Raises InputError for a text that does
-    not fill a block, or a tokenizer that is not the model's.
+    `subset` applies only to `names`; `reading` are more options of `read_documents`. Raises InputError for a text that
+    does not fill a block, or a tokenizer of another model.
     """
     documents, origins = read_enough(names, tokenizer, recipe.tokens, subset=subset, **reading)
     parts, size, end = hold_out(documents, recipe.eval_fraction, recipe.seed), recipe.longest_block, document_end(tokenizer)
@@ -75,6 +75,6 @@ def read_texts(
 
 
 def shown_name(text: str) -> str:
-    """A file or folder by its name and that of its folder, whatever is not on this machine as it was given."""
+    """Returns the last two parts of the path of a file or folder, and any other name unchanged."""
     path = Path(text).expanduser()
     return "/".join(path.resolve().parts[-2:]) if path.exists() else text

@@ -1,14 +1,14 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The command `transformers`, which knows RetNets: `python -m retnet_hf_cli.serving.transformers serve my-model`."""
+"""The command `transformers` with support for RetNets: `python -m retnet_hf_cli.serving.transformers serve my-model`."""
 
 import logging
 import sys
 
 
 def run() -> None:
-    """Runs `transformers` with the arguments of this process. An error that ends it is one line."""
-    logging.disable(logging.WARNING)  # what libraries say about themselves when they are imported
+    """Runs `transformers` with the arguments of this process. A fatal error is one line."""
+    logging.disable(logging.WARNING)  # hides messages of libraries during their import
     import transformers
     from transformers.cli.transformers import main
 
@@ -25,7 +25,7 @@ def run() -> None:
         main()
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as error:  # whatever loading a model raises
+    except Exception as error:  # loading a model may raise anything
         sys.exit(f"retnet-hf: {sys.argv[2]} cannot be served: {first_line(error)}")
 
 

@@ -1,3 +1,3 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Language models: reading text, training on it, writing it."""
+"""Reading text, training language models on it, and generating text."""

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A conversation with a causal language model, which reads each turn once and keeps its state between turns.
+"""A conversation with a causal language model. The model reads each turn once and keeps its state between turns.
 
-The state of a RetNet can be saved, and everything that was said with it. Taking a turn back, or going on in two ways, takes
-a copy of the state: for a RetNet a copy of constant size, however long the conversation is.
+The state of a RetNet can be saved together with the messages. Rewinding and branching use a copy of the state; for a RetNet,
+the size of the copy does not depend on the length of the conversation.
 """
 
 import copy
@@ -28,11 +28,11 @@ from ..training.run_folder import write_whole
 from .generation import continue_text, encode_prompt, load_state
 
 
-REWINDS = 8  # turns that can be taken back: each keeps a state, which grows with the text in a hybrid
+REWINDS = 8  # turns that can be taken back; each needs a copy of the state, which grows with the text in a hybrid
 
 
 def _require_replaceable(file: Path, beside: Path) -> None:
-    """Raises InputError for files that hold something else than a saved conversation."""
+    """Raises InputError if one of the files exists and is not part of a saved conversation."""
     path = file
     try:
         if file.exists():
@@ -42,12 +42,12 @@ def _require_replaceable(file: Path, beside: Path) -> None:
         if beside.exists():
             json.loads(beside.read_text(encoding="utf-8"))["unread"]
     except (OSError, ValueError, TypeError, LookupError, RecursionError, SafetensorError) as error:
-        raise InputError(f"{path} is no saved conversation, and is not replaced: give the name of another file") from error
+        raise InputError(f"{path} is no saved conversation, and is not replaced: use another file name") from error
 
 
 @dataclass
 class Turn:
-    """What an answer took. Bytes of the state are None for a cache that does not tell."""
+    """An answer and its costs. `state_bytes` is None if the cache does not report its size."""
 
     text: str
     new_tokens: int
@@ -58,11 +58,11 @@ class Turn:
 
 @dataclass
 class Memory:
-    """What a conversation has come to.
+    """The current content of a conversation.
 
     Attributes:
-        messages: as chat templates take them; None where only the state is known.
-        read: ids in the cache; None where only the state is known. unread: ids that were written and are not in the cache.
+        messages: in the format of chat templates; None if only the state is known.
+        read: ids in the cache; None if only the state is known. unread: generated ids that are not in the cache yet.
     """
 
     messages: list[dict[str, str]] | None = field(default_factory=list)
@@ -72,7 +72,7 @@ class Memory:
 
 
 def memory_of(said: Any, vocabulary: int) -> Memory:
-    """Returns what `Conversation.save` wrote beside a state. Raises ValueError for anything else."""
+    """Returns the content of a file that `Conversation.save` wrote next to a state. Raises ValueError for other files."""
 
     def is_message(each: Any) -> bool:
         return type(each) is dict and each.keys() == {"role", "content"} and all(type(text) is str for text in each.values())
@@ -86,7 +86,7 @@ def memory_of(said: Any, vocabulary: int) -> Memory:
         value = said.get(name, False) if isinstance(said, dict) else False
         unknown = value is None and name != "unread"
         if not unknown and not (isinstance(value, list) and all(map(fits, value))):
-            raise ValueError(f'the file beside it has no conversation in its field "{name}"')
+            raise ValueError(f'the .json file next to it has no valid field "{name}"')
     return Memory(said["messages"], said["read"], said["unread"])
 
 
@@ -99,14 +99,14 @@ class _Stop(StoppingCriteria):
 
 
 class Conversation:
-    """Turns of a user and of a model, and what was there before each of them.
+    """A conversation of a user and a model that can be rewound, branched and saved.
 
     Args:
-        arguments: of `generate`. system: the first message, if there is one.
+        arguments: keyword arguments of `generate`. system: the system message, or None.
 
     Attributes:
-        memory: what the model has read. before: of each of the last turns, which can be taken back, the memory before it.
-        forgets: whether there were turns that cannot be taken back any more.
+        memory: what the model has read. before: the memory before each of the last turns, for `rewind`.
+        forgets: whether some turns can no longer be taken back.
     """
 
     def __init__(
@@ -125,23 +125,23 @@ class Conversation:
 
     @property
     def uses_template(self) -> bool:
-        """Whether the model was made for conversations. Another one continues what the user writes."""
+        """Returns whether the tokenizer has a chat template. Without one, the model continues the user's text."""
         return self.tokenizer.chat_template is not None
 
     def say(
         self, text: str, write: Callable[[str], object] = lambda piece: None, stop: Callable[[], bool] = lambda: False
     ) -> Turn:
-        """The model's answer, handed to `write` piece by piece as soon as it is certain.
+        """Returns the model's answer, and passes each piece of it to `write` as soon as the piece is final.
 
         Args:
-            stop: asked after every token whether the answer is to end there.
+            stop: called after every token; the answer ends if it returns True.
         """
         memory = copy.deepcopy(self.memory)
         new = memory.unread + self._ids_of(text, memory)
         arguments, past = self.arguments | {"stopping_criteria": StoppingCriteriaList([_Stop(stop)])}, 0
         if memory.cache is not None:
             arguments[CACHE] = memory.cache
-            past = int(memory.cache.get_seq_length()) if memory.read is None else 0  # ids that are not at hand
+            past = int(memory.cache.get_seq_length()) if memory.read is None else 0  # tokens of unknown ids
         written, speed, cache = continue_text(
             self.model, self.tokenizer, [*(memory.read or ()), *new], arguments, write, past
         )
@@ -149,31 +149,31 @@ class Conversation:
         messages = memory.messages
         if messages is not None:
             messages = [*messages, {"role": "user", "content": text}, {"role": "assistant", "content": answer}]
-        # the last token was written and not read; the end of a turn comes again with the next one, from the template
+        # The model has not read the last token yet. If this token ends the turn, the template writes it again.
         unread = written[-1:] if not (self.uses_template and written[-1] in self.ends) else []
         read = None if memory.read is None else [*memory.read, *new, *written[:-1]]
         self._go_on(Memory(messages, read, unread, cache))
         return Turn(answer, len(written), speed, getattr(cache, "nbytes", None), stop())
 
     def _ids_of(self, text: str, memory: Memory) -> list[int]:
-        """What the model reads of a turn, without what it has read before."""
+        """Returns the ids of a turn that the model has not read yet."""
         if not self.uses_template:
             return self._tokens(text) if memory.read != [] else encode_prompt(self.tokenizer, text)
         user = {"role": "user", "content": text}
         if memory.cache is None:
             return self._tokens(self._templated([*memory.messages, user], True))
-        # the template may say more about a whole conversation than about its end: the last turn is told by difference
+        # A template may add text to a whole conversation, so the last turn is found as the text after a marked answer.
         answer = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"
         past = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
         _, found, turn = self._templated([*past, user], True).rpartition(answer)
         if not found:
-            raise InputError("the chat template of this model does not repeat the answers, so that it cannot be continued")
+            raise InputError("the chat template of this model does not repeat answers, so conversations cannot be continued")
         return self._tokens(turn)
 
     def _templated(self, messages: list[dict[str, str]], ask: bool) -> str:
         try:
             return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
-        except Exception as error:  # whatever a template raises
+        except Exception as error:  # a template may raise anything
             raise InputError(f"the chat template refuses this conversation: {first_line(error)}") from error
 
     def _tokens(self, text: str) -> list[int]:
@@ -185,20 +185,20 @@ class Conversation:
         self.memory = memory
 
     def rewind(self) -> bool:
-        """Takes the last turn back, if there is one: as if it had never been read."""
+        """Takes back the last turn, as if the model had never read it. Returns whether there was one."""
         if self.before:
             self.memory = self.before.pop()
             return True
         return False
 
     def branch(self) -> "Conversation":
-        """A second conversation with the same past."""
+        """Returns a second conversation with the same past."""
         twin = copy.copy(self)
         twin.memory, twin.before = copy.deepcopy(self.memory), self.before.copy()
         return twin
 
     def save(self, file: Path) -> None:
-        """Writes the state, and beside it, in `FILE.json`, what was said. Raises InputError where that is not possible."""
+        """Writes the state to `file` and the messages to `FILE.json`. Raises InputError on failure."""
         if not isinstance(self.memory.cache, RetNetState):
             raise InputError(
                 "nothing was read yet" if self.memory.cache is None else "only the state of a RetNet can be saved"
@@ -213,9 +213,9 @@ class Conversation:
             raise InputError(f"{file} cannot be written: {first_line(error)}") from error
 
     def load(self, file: Path) -> bool:
-        """Goes on from a saved state. Returns whether what was said is known, too. Raises InputError for any other file."""
+        """Continues from a saved state. Returns whether the messages are known. Raises InputError for other files."""
         if not isinstance(self.model, RetNetForCausalLM):
-            raise InputError("only a RetNet goes on from a saved state")
+            raise InputError("only a RetNet can continue from a saved state")
         beside = file.with_name(f"{file.name}.json")
         try:
             cache = load_state(file, self.model)
@@ -224,7 +224,7 @@ class Conversation:
             said = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else None
             memory = memory_of(said, self.model.config.vocab_size)
             if memory.read is not None and len(memory.read) != int(cache.get_seq_length()):
-                memory = Memory(None, None)  # of another state
+                memory = Memory(None, None)  # the file belongs to another state
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{file} holds no conversation with this model: {first_line(error)}") from error
         memory.cache = cache

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""From whatever text a user points at to a stream of token ids: reading, holding out, tokenizing."""
+"""Reading texts, splitting them into training and held-out text, and tokenizing them."""
 
 import hashlib
 import itertools
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SAMPLE_TEXT = Path(__file__).parent.parent / "data" / "kjv_sample.txt"
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
-MOST_CHARACTERS = 32  # of a token, in running text
+MOST_CHARACTERS = 32  # upper bound of the characters per token in running text
 
 
 def read_documents(
@@ -34,16 +34,16 @@ def read_documents(
     subset: str | None = None,
     apart_from: Collection[Path] = (),
 ) -> list[str]:
-    """Documents of text files, folders of them, .jsonl files (one document a line) and data sets of `datasets`.
+    """Returns the documents of text files, folders of text files, .jsonl files (one document a line) and data sets.
 
     Args:
-        sources: files; folders, searched for .txt, .md and .jsonl; names, or local folders, that `load_dataset` knows.
-        field: where the text is in a .jsonl line or in a row of a data set.
-        split: part of a data set to read. subset: configuration of it.
-        apart_from: folders, resolved, whose files are no text, such as a model's, wherever they are found.
+        sources: files; folders, searched for .txt, .md and .jsonl; names or local folders for `load_dataset`.
+        field: field of the text in a .jsonl line or in a row of a data set.
+        split: part of a data set to read. subset: configuration of a data set.
+        apart_from: resolved folders, for example of a model, whose files are not read as text.
 
     Raises:
-        InputError: for a source that is missing, empty, not UTF-8 or not what it should be.
+        InputError: for a source that is missing, empty, not UTF-8 or of a wrong format.
     """
     documents = [document for source in sources for document in _read(source, field, split, subset, apart_from)]
     if not documents:
@@ -54,9 +54,9 @@ def read_documents(
 def read_enough(
     sources: Sequence[str], tokenizer: "PreTrainedTokenizerBase", tokens: int, **options: Any
 ) -> tuple[list[str], list[str]]:
-    """Documents until they are so many tokens, of each source in turn, and the source of each; the last one is cut.
+    """Returns documents, alternately from each source, up to a number of tokens, and the source of each document.
 
-    What is not needed of a data set of the Hub is not downloaded. `options` and errors are those of `read_documents`.
+    The last document is cut. Data sets of the Hub are downloaded only as far as needed. For options, see `read_documents`.
     """
     readers = [zip(_read(source, **options, streaming=True), itertools.repeat(source)) for source in sources]
     found: list[tuple[str, str]] = []
@@ -77,7 +77,7 @@ def read_enough(
 
 
 def digest_of(documents: Iterable[str]) -> str:
-    """SHA-256 of the documents, to detect another text when a run is resumed. It makes no copy of them all."""
+    """Returns the SHA-256 of the documents, to detect another text when a run is resumed. It does not join them."""
     digest = hashlib.sha256()
     for number, document in enumerate(documents):
         digest.update(b"\0" * (number > 0) + document.encode())
@@ -92,7 +92,7 @@ def _read(
     apart_from: Collection[Path] = (),
     streaming: bool = False,
 ) -> Iterator[str]:
-    """The documents of a source that have any text. `streaming`: a data set of the Hub is not downloaded first."""
+    """Returns the documents of a source that are not empty. `streaming`: data sets of the Hub are not downloaded first."""
     require_data(source)
     path = Path(source).expanduser()
     found = (file for file in path.rglob("*") if file.suffix.lower() in TEXT_SUFFIXES and file.is_file())
@@ -111,7 +111,7 @@ def _read_text(file: Path) -> Iterator[str]:
 
 
 def _read_lines(file: Path, field: str) -> Iterator[str | None]:
-    """One field of each line of JSON. `datasets` refuses files of more than 10 MB whose later lines have further fields."""
+    """Yields a field of each line of JSON. `datasets` refuses files above 10 MB if later lines have additional fields."""
     for number, line in enumerate(next(_read_text(file)).split("\n"), 1):
         if line.strip():
             try:
@@ -125,21 +125,21 @@ def _read_dataset(source: str, field: str, split: str, subset: str | None, strea
     try:
         dataset = load_data(source, subset, split=split, streaming=streaming)
         dataset = dataset[split] if isinstance(dataset, dict) else dataset
-        if dataset.column_names is not None:  # of a stream they may be known by its rows alone
+        if dataset.column_names is not None:  # None for some streams: only their rows tell the columns
             _text_of(dict.fromkeys(dataset.column_names), field, f"the data set {source}")
             dataset = dataset.select_columns(field)
         for row in dataset:
             yield _text_of(row, field, f"the data set {source}")
     except (InputError, ModuleNotFoundError):
         raise
-    except Exception as error:  # load_dataset, and a stream, pass on whatever their readers and the network raise
+    except Exception as error:  # load_dataset and streams may raise any error of readers and the network
         raise InputError(
             f"{source} is neither a file, nor a folder with text, nor a data set that can be loaded: {first_line(error)}"
         ) from error
 
 
 def _text_of(row: Any, field: str, place: str) -> str | None:
-    """The field of a row, or an InputError about the place it comes from."""
+    """Returns the field of a row. Raises InputError with the place of the row if it has no such text."""
     if not isinstance(row, dict) or field not in row:
         fields = ", ".join(row) if isinstance(row, dict) else type(row).__name__
         raise InputError(f'{place} has no field "{field}" (it has: {fields}); name it with --field')
@@ -148,21 +148,21 @@ def _text_of(row: Any, field: str, place: str) -> str | None:
         raise InputError(f'{place} has {type(text).__name__} in the field "{field}", not text')
     try:
         (text or "").encode()
-    except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
+    except UnicodeEncodeError as error:  # JSON can contain half a surrogate pair
         raise InputError(f"{place} holds text that is not Unicode") from error
     return text
 
 
 def held_out_whole(documents: int, fraction: float, seed: int = 0) -> list[int]:
-    """Which of so many documents are held out whole; none where they would be too few for a fair sample."""
+    """Returns the numbers of the documents that are held out whole; none if they would be too few for a fair sample."""
     count = round(documents * fraction)
     return sorted(random.Random(seed).sample(range(documents), count)) if count >= 10 else []
 
 
 def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list[str], list[str]]:
-    """Splits documents into those to train on and those to evaluate on.
+    """Splits documents into training documents and held-out documents.
 
-    Whole documents are held out where there are enough of them for a fair sample, else the end of every document.
+    Whole documents are held out if there are enough of them for a fair sample, otherwise the end of every document.
     """
     if held_out := held_out_whole(len(documents), fraction, seed):
         others = set(range(len(documents))) - set(held_out)
@@ -179,9 +179,9 @@ def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
-    """A byte-level BPE tokenizer: every text has an encoding, and every encoding its text.
+    """Trains and returns a byte-level BPE tokenizer, which encodes and decodes every text without loss.
 
-    One token separates documents: it begins (bos) as well as ends (eos) them. Padding has a token of its own.
+    One token separates documents: it is both bos and eos. Padding has its own token.
     """
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
     from transformers import PreTrainedTokenizerFast
@@ -201,13 +201,13 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> "PreTrainedTok
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder or a repository of the Hub. Raises InputError if none can be loaded."""
+    """Returns the tokenizer of a folder or a repository of the Hub. Raises InputError if it cannot be loaded."""
     from transformers import AutoTokenizer
 
     if Path(name).is_dir() and not any(any(Path(name).glob(pattern)) for pattern in ("tokenizer*", "vocab.*", "*.model")):
         raise InputError(
-            f"there is no tokenizer in {name}, and text is read and written through one: copy tokenizer.json and "
-            "tokenizer_config.json of the model's tokenizer into that folder"
+            f"there is no tokenizer in {name}, which is needed to read and write text: copy tokenizer.json and "
+            "tokenizer_config.json of the model's tokenizer into this folder"
         )
     if not Path(name).is_dir() and looks_like_path(name):
         raise InputError(f"no such folder: {name}")
@@ -215,7 +215,7 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
 
 
 def document_end(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """The token between documents that a pretrained model knows: that of chat models is not the end of a turn."""
+    """Returns the token between documents that a pretrained model knows. In chat models, this is not the end of a turn."""
     special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     return next((special[name] for name in (END_OF_TEXT, "<|end_of_text|>") if name in special), tokenizer.eos_token_id)
 
@@ -223,9 +223,9 @@ def document_end(tokenizer: "PreTrainedTokenizerBase") -> int:
 def streams(
     parts: Iterable[list[str]], tokenizer: "PreTrainedTokenizerBase", size: int, option: str, end: int | None = None
 ) -> "list[np.ndarray]":
-    """Documents to train on and held out, each as a stream of token ids, with `end` (eos) between documents.
+    """Returns each part, training and held-out documents, as a stream of token ids with `end` (eos) between documents.
 
-    Raises InputError, naming the option, if one of them does not fill a block of so many tokens.
+    Raises InputError, which names the option, if a part has fewer tokens than a block.
     """
     encoded = [encode(part, tokenizer, end) for part in parts]
     if min(map(len, encoded)) < size:
@@ -237,10 +237,10 @@ def streams(
 
 
 def encode(documents: list[str], tokenizer: "PreTrainedTokenizerBase", end: int | None = None) -> "np.ndarray":
-    """All documents as one stream of int32 token ids.
+    """Returns all documents as one stream of int32 token ids.
 
-    Each ends with `end`, which is eos if absent, and begins with bos where the tokenizer puts that before every prompt;
-    without it the first one has that before it, as all others have. Raises InputError for a tokenizer without eos.
+    Each document ends with `end` (default: eos), and begins with bos if the tokenizer puts bos before every prompt.
+    Without bos, the stream begins with `end`. Raises InputError for a tokenizer without eos.
     """
     import numpy as np
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Loading a saved language model and letting it write, token by token, with the time it takes."""
+"""Loading of saved language models, and timed generation of text, token by token."""
 
 import time
 from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-REPORTED = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # of `from_pretrained`, for `whole`
+REPORTED = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # arguments of `from_pretrained` for `whole`
 
 
 def sampling(
@@ -35,7 +35,7 @@ def sampling(
     top_p: float = 0.95,
     repetition_penalty: float = 1.0,
 ) -> dict[str, Any]:
-    """Arguments of `generate()` that say how the next token is drawn. A temperature of 0 takes the most probable one."""
+    """Returns arguments of `generate()` that select the next token. A temperature of 0 takes the most probable one."""
     lengths = {"max_new_tokens": max_new_tokens, "repetition_penalty": repetition_penalty}
     if temperature == 0:
         return lengths | {"do_sample": False}
@@ -43,15 +43,15 @@ def sampling(
 
 
 class Generation(NamedTuple):
-    """What one call wrote, and what it took."""
+    """The result of one call, with its speed and state."""
 
     tokens: list[int]  # without the prompt
-    tokens_per_second: float  # from the first new token to the last; of a single one, with the prompt
+    tokens_per_second: float  # from the first new token to the last; with one new token, from the prompt
     state: Cache
 
 
 class Writer(TextStreamer):
-    """Hands on every piece of text as soon as it is certain, and looks at the clock at every token."""
+    """Passes each piece of text to `write` as soon as it is final, and records the time of every token."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", write: Callable[[str], object]) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -68,13 +68,13 @@ class Writer(TextStreamer):
 
 
 def use_few_threads(model: PreTrainedModel) -> None:
-    """One thread for a small model on a CPU: more gain it nothing, and where the CPU is busy they wait for each other."""
+    """Sets one thread for a small model on a CPU: more are not faster, and wait for each other if the CPU is busy."""
     if model.device.type == "cpu" and model.num_parameters() < 1e8:
         torch.set_num_threads(1)
 
 
 def compile_steps(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model with compiled decode steps. Raises InputError for a model that has none, or without a compiler."""
+    """Returns a copy of a model with compiled decode steps. Raises InputError if that is not possible."""
     if not isinstance(model, retnet_hf.RetNetForCausalLM):
         raise InputError(f"--compile is for a RetNet, and this is a model of type {model.config.model_type}")
     try:
@@ -87,19 +87,19 @@ def compile_steps(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def device() -> torch.device:
-    """Where models run: on the accelerator, if there is one."""
+    """Returns the device of the models: the accelerator, if there is one."""
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 
 def whole(model: PreTrainedModel, report: dict[str, Any], name: str) -> PreTrainedModel:
-    """A model with what transformers reports of its loading. Raises InputError if weights are missing."""
+    """Returns a model after a check of its loading report. Raises InputError if weights are missing."""
     if absent := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
         raise InputError(f"the weights in {name} do not fit its config.json: {len(absent)} are missing or of another shape")
     return model
 
 
 def load_model(name: str) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase"]:
-    """Model and tokenizer of a folder or of a repository of the Hub, on the accelerator if there is one.
+    """Returns model and tokenizer of a folder or a repository of the Hub, on the accelerator if there is one.
 
     Raises InputError if they cannot be loaded, or weights are missing.
     """
@@ -109,7 +109,7 @@ def load_model(name: str) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase"]:
 
 
 def load_state(file: Path, model: PreTrainedModel) -> retnet_hf.RetNetState:
-    """Returns a saved state of a model, on its device. Raises InputError for any other file."""
+    """Returns a saved state of a model, on the device of the model. Raises InputError for other files."""
     try:
         return retnet_hf.RetNetState.load(file, model, device=model.device)
     except (OSError, ValueError) as error:
@@ -117,11 +117,11 @@ def load_state(file: Path, model: PreTrainedModel) -> retnet_hf.RetNetState:
 
 
 def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> list[int]:
-    """Ids of a prompt; those of the beginning of a document for an empty one. Raises InputError where there is none."""
+    """Returns the ids of a prompt; an empty one begins a document. Raises InputError if it has no first token."""
     begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     ids = tokenizer(prompt)["input_ids"] or [begin]
     if None in ids:
-        raise InputError("the tokenizer has neither a bos nor an eos token, with which an empty text begins: give a prompt")
+        raise InputError("the tokenizer has neither a bos nor an eos token to begin an empty text with: give a prompt")
     return ids
 
 
@@ -133,17 +133,17 @@ def continue_text(
     write: Callable[[str], object],
     past: int = 0,
 ) -> Generation:
-    """Continues a prompt by `generate(**arguments)`, and hands every piece of text to `write` as soon as it is certain.
+    """Continues a prompt with `generate(**arguments)`, and passes each piece of text to `write` as soon as it is final.
 
     Args:
-        prompt: a text, or ids. past: tokens before it that are in the cache among the arguments.
+        prompt: a text, or ids. past: number of tokens before the prompt that the cache in `arguments` contains.
 
     Raises:
-        InputError: for a tokenizer of another model, and for options in its folder that `generate` refuses.
+        InputError: for a tokenizer of another model, and for options in the model's folder that `generate` refuses.
     """
     ids = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else prompt
     if not ids:
-        raise InputError("there is nothing to go on from: the chat template has written nothing")
+        raise InputError("there is no text to continue: the chat template wrote nothing")
     if max(ids) >= (known := model.config.get_text_config().vocab_size):
         raise InputError(
             f"the tokenizer has a token {max(ids)}, and the model knows {known} tokens: copy the tokenizer that the model "
@@ -156,12 +156,12 @@ def continue_text(
             attention_mask=torch.ones(1, past + len(ids), dtype=torch.long, device=model.device),
             streamer=writer,
             use_cache=True,
-            num_beams=1,  # text is written as soon as it is certain
+            num_beams=1,  # beams would delay the text
             return_dict_in_generate=True,
             **arguments,
         )
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:  # whatever options in its folder lead to
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:  # options in its folder can cause these
         raise InputError(f"the model cannot continue this text: {first_line(error)}") from error
-    read, *times = writer.times  # of the prompt, then of every new token
+    read, *times = writer.times  # the prompt, then every new token
     speed = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 1 / (times[0] - read)
     return Generation(output.sequences[0, len(ids) :].tolist(), speed, output[CACHE])

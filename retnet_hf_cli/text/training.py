@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Training a RetNet on text with `transformers.Trainer`, from the first document to a folder that loads anywhere."""
+"""Training of a RetNet on text with `transformers.Trainer`, from documents to a folder that transformers loads."""
 
 import functools
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ from .generation import continue_text, sampling
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the trained weights, besides text and course. A run is only resumed with the recipe it began with."""
+    """All options that affect the trained weights, except text and course. A run is resumed only with the same recipe."""
 
     preset: str | None = None
-    config: dict[str, Any] | None = None  # fields of RetNetConfig in the place of a preset
+    config: dict[str, Any] | None = None  # fields of RetNetConfig, instead of a preset
     tokenizer: str | None = None  # folder or Hub name; one is trained if absent
-    vocab_size: int = 8192  # of a tokenizer that is trained
+    vocab_size: int = 8192  # of a tokenizer that the run trains
     eval_fraction: float = 0.05
     block_size: int = 256
     batch_size: int = 8
@@ -42,7 +42,7 @@ class Recipe:
     seed: int = 0
 
     def model_config(self, tokenizer: PreTrainedTokenizerBase) -> RetNetConfig:
-        """Configuration of a model for this tokenizer. Raises InputError if preset or fields are not valid."""
+        """Returns the configuration of a model for this tokenizer. Raises InputError if preset or fields are not valid."""
         special = ("bos_token_id", "eos_token_id", "pad_token_id")
         fields = {"vocab_size": len(tokenizer)} | {name: getattr(tokenizer, name) for name in special}
         if self.config is None:
@@ -51,19 +51,19 @@ class Recipe:
 
 
 def blocks_of(tokens: np.ndarray, block_size: int) -> Tensor:
-    """A stream of token ids, cut into blocks of one length, (N, block_size)."""
+    """Returns a stream of token ids cut into blocks of equal length, (N, block_size)."""
     return torch.from_numpy(tokens[: len(tokens) // block_size * block_size]).view(-1, block_size)
 
 
 def collate(blocks: list[Tensor], form: str = "auto") -> dict[str, Any]:
-    """Inputs of the model for one batch, with the form of retention to compute it by."""
+    """Returns the model's inputs for one batch, with the form of retention."""
     ids = torch.stack(blocks).long()
     return {"input_ids": ids, "labels": ids, "retention_form": form, "skip_logits": True}
 
 
 @dataclass(kw_only=True)
 class TextRun(TrainingRun):
-    """A run on text. `prepare` makes one."""
+    """A training run on text, made by `prepare`."""
 
     smaller_options = "--batch-size or --block-size"
 
@@ -85,9 +85,9 @@ class TextRun(TrainingRun):
         return f"perplexity on held-out text: {figures}, {gain}"
 
     def specimen(self) -> tuple[str, str]:
-        """The beginning of the held-out text, and what the model continues it with."""
+        """Returns the beginning of the held-out text, and the model's continuation."""
         written: list[str] = []
-        with torch.random.fork_rng():  # training goes on with the random numbers it had
+        with torch.random.fork_rng():  # training continues with its own random numbers
             torch.manual_seed(self.recipe.seed)
             continue_text(self.model, self.tokenizer, self.prompt, sampling(max_new_tokens=40), written.append)
         return self.prompt, "".join(written)
@@ -113,9 +113,9 @@ class TextRun(TrainingRun):
 
 
 def prepare(sources: list[str], documents: list[str], folder: TrainingFolder, recipe: Recipe, course: Course) -> TextRun:
-    """Everything up to the first training step: tokenizer, blocks, model, checkpoint.
+    """Returns a run with tokenizer, blocks, model and checkpoint, ready for its first step.
 
-    `sources` are names for the model card. Raises InputError for whatever stands in the way.
+    `sources` are names for the model card. Raises InputError if the run cannot start.
     """
     start = Start(folder, recipe, course, digest_of(documents), data="the text is")
     training_text, evaluation_text = hold_out(documents, recipe.eval_fraction, recipe.seed)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What a training run tells about itself in figures."""
+"""Figures of a training run."""
 
 import logging
 import math
@@ -12,13 +12,13 @@ CURVE = "loss_curve.png"
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), infinite where a float cannot hold it."""
+    """Returns exp(loss), or infinity on overflow."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
 def axes_of(**labels: str) -> tuple[Any, Any]:
-    """A figure of matplotlib and its axes."""
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it announces that it builds its cache
+    """Returns a matplotlib figure and its axes."""
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # hides messages about its cache
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -29,7 +29,7 @@ def axes_of(**labels: str) -> tuple[Any, Any]:
 
 
 def draw_loss_curve(log: list[dict[str, float]], file: Path, unit: str = "nats per token") -> None:
-    """Draws the losses of `TrainerState.log_history`, on training and on held-out data, as a PNG."""
+    """Draws the training and held-out losses of `TrainerState.log_history` as a PNG."""
     figure, axes = axes_of(xlabel="step", ylabel=f"loss ({unit})")
     for key, label, style in (("loss", "training", "-"), ("eval_loss", "held out", "o-")):
         points = [(entry["step"], entry[key]) for entry in log if key in entry]

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A training run as it is seen on a terminal, or in a log file: progress, figures, samples."""
+"""Output of a training run on a terminal or in a log file: progress, figures, samples."""
 
 import time
 from typing import Any
@@ -18,7 +18,7 @@ from .run import TrainingRun
 
 
 class Bar(ProgressCallback):
-    """The progress bar of transformers, with the last loss. It goes by the clock where that ends the run first."""
+    """The progress bar of transformers, with the last loss. It follows the clock if the time limit ends the run first."""
 
     def __init__(self, run: TrainingRun) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Bar(ProgressCallback):
 
 
 class Evaluations(TrainerCallback):
-    """One line for every evaluation, and a sample under it."""
+    """Prints a line for every evaluation, and a sample under it."""
 
     def __init__(self, console: Console, run: TrainingRun) -> None:
         self.console, self.run = console, run
@@ -52,9 +52,9 @@ class Evaluations(TrainerCallback):
 
 
 def complete(run: TrainingRun, console: Console) -> bool:
-    """Trains what is not finished yet, and says where it is. Returns whether there was anything to do."""
+    """Finishes a run and prints its folder. Returns False if the run was finished already."""
     if run.finished:
-        done = f"{run.folder.output} is trained to step {run.steps_done:,} already; more --steps or --epochs would go on"
+        done = f"{run.folder.output} is trained to step {run.steps_done:,} already; more --steps or --epochs continue it"
         console.print(done, markup=False, soft_wrap=True)
         return False
     show_training(run, console)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A training run, whatever it is on: how it begins, stops and goes on, and how it ends in a folder."""
+"""Training runs: start, interruption, resuming, and the finished folder."""
 
 import dataclasses
 import json
@@ -28,18 +28,18 @@ from .start import Start
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """A run for which everything is ready.
+    """A training run that is ready to start.
 
-    Subclasses define `trainer(**kwargs)`, given the arguments that all runs have in common; `finish(trainer)`, which writes
-    what belongs to the model into the partial folder; `overview()`, what is trained on; `figure(metrics)`, what an
-    evaluation is shown by; and `outcome()`, what training has brought, in rich's markup.
+    Subclasses define `trainer(**kwargs)`, which takes the arguments that all runs share; `finish(trainer)`, which writes the
+    model's files into the partial folder; and texts for the terminal: `overview()` of the data, `figure(metrics)` of an
+    evaluation, and `outcome()` of the training, in rich's markup.
     """
 
     smaller_options: ClassVar[str]  # options that need less memory when they are smaller
     rate_option: ClassVar[str] = "--lr"
     default_epochs: ClassVar[float] = 3.0
-    least_between: ClassVar[int] = 1  # steps from one evaluation to the next, where nobody says how many
-    last_lr: ClassVar[float] = 0.1  # at the end, as a share of the highest
+    least_between: ClassVar[int] = 1  # minimum of the steps between evaluations, unless the user sets them
+    last_lr: ClassVar[float] = 0.1  # learning rate at the end, as a share of the highest
 
     start: Start
     model: PreTrainedModel
@@ -55,52 +55,52 @@ class TrainingRun:
 
     @property
     def warmup(self) -> float:
-        """The share of the steps in which the learning rate rises, which are 100 at the most."""
+        """Returns the share of the steps in which the learning rate rises; there are at most 100 of these steps."""
         return 0.05
 
     def trained(self, trainer: Trainer) -> None:
-        """What is left to do, in all processes, once the last step is taken."""
+        """Runs in all processes after the last step."""
 
     def specimen(self) -> tuple[str, str] | None:
-        """Something given, and what the model as it is now makes of it, where that can be shown in a line."""
+        """Returns a sample of one line: an input and the model's current output. None: no sample."""
         return None
 
     def published(self, signal_number: int | None) -> None:
-        """What is left to do once the finished folder is in its place, and a signal may have asked for an end."""
+        """Runs when the finished folder is in its place. `signal_number` is a signal that was received, or None."""
 
     def reloaded(self, checkpoint: Path) -> PreTrainedModel:
-        """The model as a checkpoint holds it."""
+        """Returns the model of a checkpoint."""
         return type(self.model).from_pretrained(checkpoint).to(self.model.device)
 
     @property
     def losses(self) -> list[float]:
-        """On held-out data, at every evaluation: the first is before training, the last after."""
+        """Returns the held-out losses of all evaluations: the first before training, the last after."""
         return [entry["eval_loss"] for entry in self.log if "eval_loss" in entry]
 
     @property
     def steps_done(self) -> int:
-        """Steps that the checkpoint to resume from has behind it."""
+        """Returns the number of steps of the checkpoint to resume from."""
         return 0 if self.checkpoint is None else step_of(self.checkpoint)
 
     @property
     def finished(self) -> bool:
-        """Whether the output folder holds the result already."""
+        """Returns whether the output folder already contains the result."""
         is_published = self.checkpoint is not None and self.checkpoint.parent == self.folder.output
         return is_published and self.steps_done >= self.course.steps
 
     def train(self, callbacks: Sequence[TrainerCallback] = ()) -> None:
-        """Trains to the end and puts the finished folder in its place.
+        """Trains to the end and moves the finished folder to its place.
 
-        Raises InputError if the loss diverges, or disk or memory run out; Interrupted after Ctrl-C, with a checkpoint saved.
+        Raises InputError if the loss diverges or disk or memory is full; Interrupted after Ctrl-C, with a saved checkpoint.
         """
-        import matplotlib  # noqa: F401  # which draws the loss at the end: its absence is no surprise after hours
+        import matplotlib  # noqa: F401  # draws the loss at the end: fails now, not after hours, if it is missing
 
         if ranks.RANKS > 1 and len(self.training) < self.recipe.batch_size:
             raise InputError(
-                f"several processes need a full batch to share out, and there are only {len(self.training)} examples to "
-                f"train on; try a --batch-size of no more than that"
+                f"several processes need a full batch, but there are only {len(self.training)} training examples: try a "
+                f"--batch-size of at most that number"
             )
-        ranks.wait()  # until all have looked at what is in the folder
+        ranks.wait()  # until all processes have read the folder
         try:
             ranks.of_first(lambda: self.start.begin(self.course.steps))
             if not self.folder.partial.exists():
@@ -116,7 +116,7 @@ class TrainingRun:
             with room_for(self.folder.partial, self.smaller_options), supervisor.listening():
                 if self.steps_done < self.course.steps:
                     trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
-                else:  # the run ended between its last checkpoint and its end, and Trainer would take one step more
+                else:  # the run ended after its last checkpoint: Trainer would take another step
                     trainer.state = TrainerState.load_from_json(str(self.checkpoint / "trainer_state.json"))
                     self.model = trainer.model = self.reloaded(self.checkpoint)
                 self.log = trainer.state.log_history
@@ -134,7 +134,7 @@ class TrainingRun:
         replace(self.folder.output, self.folder.partial)
 
     def save(self, trainer: Trainer, facts: dict[str, str], prompt: str | None = None, **options: Any) -> None:
-        """Writes model, tokenizer or processor, loss curve and model card; `options` are those of the curve."""
+        """Writes model, tokenizer or processor, loss curve and model card. `options`: arguments of `draw_loss_curve`."""
         recipe, partial = self.recipe, self.folder.partial
         facts["learning rate"] = f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}"
         training = f"\n## Training\n\nTrained with `retnet-hf {self.folder.command}`.\n\n![loss]({CURVE})\n"
@@ -150,7 +150,7 @@ class TrainingRun:
             "output_dir": str(self.folder.partial),
             "per_device_train_batch_size": batch_size,
             "per_device_eval_batch_size": ranks.even_share(len(self.evaluation), batch_size),
-            "dataloader_drop_last": ranks.RANKS > 1,  # or accelerate fills it up with what the epoch has had
+            "dataloader_drop_last": ranks.RANKS > 1,  # otherwise accelerate fills it with earlier examples of the epoch
             "ddp_find_unused_parameters": False,
             "max_steps": steps,
             "learning_rate": recipe.lr,
@@ -169,19 +169,19 @@ class TrainingRun:
             "save_total_limit": 1,
             "remove_unused_columns": False,
             "dataloader_pin_memory": torch.accelerator.is_available(),
-            "use_cpu": not torch.accelerator.is_available(),  # said, or accelerate connects no processes
+            "use_cpu": not torch.accelerator.is_available(),  # otherwise accelerate connects no processes
             "disable_tqdm": True,
             "report_to": "none",
         }
         arguments = TrainingArguments(**(fields | overrides))
-        # several GPUs are for several processes; one with all of them would multiply the batch that was asked for
+        # Each process uses one GPU. A process with all GPUs would multiply the batch size.
         arguments._n_gpu = min(arguments.n_gpu, 1)
         return arguments
 
 
 @contextmanager
 def room_for(folder: Path, smaller_options: str) -> Iterator[None]:
-    """A block that raises InputError where the disk of a folder, or memory, is full, however Python and libraries say it."""
+    """Raises InputError inside the block for errors of Python and libraries about a full disk or memory."""
     try:
         yield
     except InputError:
@@ -195,7 +195,7 @@ def room_for(folder: Path, smaller_options: str) -> Iterator[None]:
 
 
 def read_config(file: Path, config_class: type) -> dict[str, Any]:
-    """Fields of a configuration from a JSON file. Raises InputError if it holds something else."""
+    """Returns fields of a configuration from a JSON file. Raises InputError if the file contains anything else."""
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -208,9 +208,9 @@ def read_config(file: Path, config_class: type) -> dict[str, Any]:
 
 
 def config_of(make: Any, *args: Any, **fields: Any) -> Any:
-    """make(*args, **fields), a configuration. Raises InputError, in one sentence, if it does not take its fields."""
+    """Returns the configuration `make(*args, **fields)`. Raises InputError, in one sentence, if a field is not valid."""
     try:
         return make(*args, **fields)
-    except Exception as error:  # a strict dataclass wraps what its validators raise
+    except Exception as error:  # strict dataclasses wrap the errors of validators
         reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ").removeprefix("TypeError: ")
-        raise InputError(f"no model can be made of that: {reason}") from error
+        raise InputError(f"the configuration of the model is not valid: {reason}") from error

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Where a training run lives on disk.
+"""The folders of a training run.
 
-A run works in `OUTPUT.partial`, beside the folder it is going to be, and takes that folder's place when everything is in it.
-Whatever happens before, an earlier result stays as it is, and the partial folder keeps the checkpoint to resume from.
+A run works in `OUTPUT.partial`. When this folder is complete, it replaces `OUTPUT`. If the run stops earlier, `OUTPUT` stays
+unchanged, and the partial folder contains the checkpoint to resume from.
 """
 
 import json
@@ -26,7 +26,7 @@ RECORD = "training_run.json"
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Writes a file that is there as a whole or not at all, whatever interrupts it."""
+    """Writes a file completely or, if interrupted, not at all."""
     partial = file.with_name(f"{file.name}.partial")
     try:
         partial.write_text(text, encoding="utf-8")
@@ -36,15 +36,15 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The number of steps that a checkpoint was saved after."""
+    """Returns the step at which a checkpoint was saved."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
 class TrainingFolder:
-    """The output folder of a run, the partial folder beside it, and the rules for going from one to the other.
+    """The output folder of a run, its partial folder, and the rules for replacing and resuming them.
 
     Args:
-        command: whose run it is, since no other can resume it.
+        command: the command that started the run; no other command can resume it.
     """
 
     def __init__(self, output: Path, command: str) -> None:
@@ -54,28 +54,28 @@ class TrainingFolder:
 
     @property
     def own(self) -> tuple[Path, Path]:
-        """The folders that a run writes into."""
+        """Returns the folders that a run writes into."""
         return self.output, self.partial
 
     @property
     def latest(self) -> Path:
-        """The folder of an unfinished run, or else of the finished one."""
+        """Returns the folder of an unfinished run if there is one, otherwise of the finished run."""
         return self.partial if self.partial.exists() else self.output
 
     @property
     def occupied(self) -> bool:
-        """Whether the output folder holds anything."""
+        """Returns whether the output folder contains anything."""
         return self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir()))
 
     @contextmanager
     def claim(
         self, resume: bool, overwrite: bool, sources: Iterable[Path | str | None], resumable: bool = True
     ) -> Iterator[None]:
-        """Keeps the folder for this run inside the block. What would destroy a result, or sources, is refused before it.
+        """Locks the folder for this run inside the block, and refuses to destroy results or sources.
 
-        `resumable` says whether the command has the option --resume, for the message.
-        Raises InputError or CheckpointError if the folder is taken and the flags do not say what to do about it, or if
-        another process is working in it.
+        `resumable` says whether the command has the option --resume, for error messages.
+        Raises InputError or CheckpointError if the folder is in use and the flags do not say what to do about it, or if
+        another process works in it.
         """
         with locked(self.output) if ranks.FIRST else nullcontext() as lock:
             if lock is not None:
@@ -92,7 +92,7 @@ class TrainingFolder:
         if resume and overwrite:
             raise InputError("--resume and --overwrite exclude each other")
         if self.partial.exists() and any(self.partial.iterdir()) and not (self.partial / RECORD).exists():
-            raise InputError(f"{self.partial} is where the model would be made, and it holds something else")
+            raise InputError(f"{self.partial} is needed for the unfinished model, but contains something else")
         if resume:
             if not self.occupied and not self.partial.exists():
                 raise InputError(f"there is nothing to resume in {self.output}")
@@ -106,7 +106,7 @@ class TrainingFolder:
             raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
 
     def is_of_this_command(self) -> bool:
-        """Whether the latest folder holds a run that this command can resume."""
+        """Returns whether the latest folder contains a run that this command can resume."""
         try:
             self.read_record(self.latest)
         except InputError:
@@ -114,16 +114,16 @@ class TrainingFolder:
         return True
 
     def begin(self, record: dict[str, Any], resume: bool) -> None:
-        """Makes the partial folder, an empty one unless a run is resumed, and writes the record of the run into it."""
+        """Creates the partial folder, empty unless a run is resumed, and writes the record of the run into it."""
         if not resume:
             shutil.rmtree(self.partial, ignore_errors=True)
         self.partial.mkdir(parents=True, exist_ok=True)
         write_whole(self.partial / RECORD, json.dumps(record, indent=2))
 
     def to_resume(self) -> tuple[Path | None, dict[str, Any]]:
-        """The last whole checkpoint, None if the run ended before the first, and the record of the run.
+        """Returns the last complete checkpoint, None if the run ended before the first, and the record of the run.
 
-        Raises InputError if no checkpoint can be read, or the record cannot, or it is of another command.
+        Raises InputError if no checkpoint or record can be read, or if the record belongs to another command.
         """
         folder, reason = self.latest, None
         if folder == self.partial and not (folder / RECORD).exists():
@@ -133,7 +133,7 @@ class TrainingFolder:
             try:
                 _check(checkpoint)
                 return checkpoint, record
-            except Exception as error:  # whatever the readers of four formats raise at a damaged file
+            except Exception as error:  # readers of four formats raise different errors for damaged files
                 reason = first_line(error)
         if reason is not None:
             raise InputError(f"no checkpoint in {folder} can be read: {reason}")
@@ -142,7 +142,7 @@ class TrainingFolder:
         return None, record
 
     def read_record(self, folder: Path) -> dict[str, Any]:
-        """What a run wrote about itself when it began. Raises InputError if it cannot be read, or is of another command."""
+        """Returns the record that `begin` wrote. Raises InputError if it cannot be read or belongs to another command."""
         try:
             record = dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -152,15 +152,15 @@ class TrainingFolder:
         return record
 
     def discard(self) -> None:
-        """Drops the partial folder if there is nothing in it to resume from."""
-        whole = "checkpoint-*/trainer_state.json"  # which is written last
-        kept = (whole, f"*/{whole}", "[!c]*/config.json", "*/part-*.safetensors")  # of a run, or of its stages
+        """Deletes the partial folder if it contains nothing to resume from."""
+        whole = "checkpoint-*/trainer_state.json"  # the last file of a checkpoint
+        kept = (whole, f"*/{whole}", "[!c]*/config.json", "*/part-*.safetensors")  # files of a run or its stages
         if self.partial.exists() and not any(any(self.partial.glob(pattern)) for pattern in kept):
             shutil.rmtree(self.partial, ignore_errors=True)
 
 
 def _check(checkpoint: Path) -> None:
-    """Opens every file that resuming needs: the run may have been killed while it wrote them."""
+    """Opens every file that resuming needs, because the run may have been killed while it wrote them."""
     import torch
     from safetensors import safe_open
 
@@ -168,7 +168,7 @@ def _check(checkpoint: Path) -> None:
     for name in ("optimizer.pt", "scheduler.pt"):
         torch.load(checkpoint / name, map_location="cpu", weights_only=True, mmap=True)
     weights = list(checkpoint.glob("*.safetensors"))
-    if not weights or not any(checkpoint.glob("rng_state*.pth")):  # of these, one for each process
+    if not weights or not any(checkpoint.glob("rng_state*.pth")):  # one for each process
         raise FileNotFoundError(f"weights or random states are missing in {checkpoint}")
     for file in weights:
         with safe_open(file, framework="pt"):

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""How long a run lasts, and what ends it before: the clock, a signal, a loss that is no number."""
+"""The length of a run, and what ends it early: the time limit, a signal, or a loss that is not finite."""
 
 import math
 import signal
@@ -21,14 +21,14 @@ from ..interrupts import handling
 
 @dataclass(kw_only=True)
 class Course:
-    """How long a run lasts and how often it is evaluated, which may change when it is resumed.
+    """The length of a run and its evaluations. They may change when the run is resumed.
 
     Attributes:
-        steps: length of the run; absent, that of so many `epochs`; absent too, that of the run to resume, or the default.
-        minutes: at most so long, counted from `started`.
-        eval_every: steps between evaluations, and between checkpoints; about a tenth of the run if absent.
-        threads: of the CPU, where a user has chosen them.
-        resume: whether to go on with what is in the folder.
+        steps: length of the run. None: by `epochs`, or else the length of the resumed run, or else the default.
+        minutes: time limit from `started` on.
+        eval_every: steps between evaluations and between checkpoints. None: about a tenth of the run.
+        threads: number of CPU threads, if the user has chosen it.
+        resume: whether to continue the run in the folder.
     """
 
     steps: int | None = None
@@ -43,24 +43,24 @@ class Course:
         return time.monotonic() - self.started
 
     def fraction(self, step: int, seconds: float | None = None) -> float:
-        """How much of the run is over, from 0 to 1."""
+        """Returns the finished share of the run, from 0 to 1."""
         seconds = self.seconds() if seconds is None else seconds
         by_clock = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
         return min(1.0, max(step / self.steps, by_clock))
 
 
 class Supervisor(TrainerCallback):
-    """Ends a run in good order: when its time is up, when it diverges, when a signal asks for it.
+    """Ends a run cleanly when its time is up, when it diverges, or after a signal.
 
-    Several processes go by the slowest clock among them, and by the signal that any of them has heard.
+    Several processes use the longest elapsed time of any of them, and a signal that any of them has received.
     """
 
     def __init__(self, course: Course, rate_option: str = "--lr") -> None:
         self.course, self.rate_option = course, rate_option
-        self.signal: int | None = None  # heard by this process
+        self.signal: int | None = None  # received by this process
 
     def agreed_signal(self) -> int | None:
-        """The signal that any of the processes has heard."""
+        """Returns a signal that any of the processes has received, or None."""
         [heard] = ranks.highest(self.signal or 0)
         return int(heard) or None
 
@@ -84,10 +84,10 @@ class Supervisor(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Takes a Ctrl-C, or a request to terminate, as a wish to stop after this step.
+        """Makes SIGINT and SIGTERM stop the run after the current step.
 
-        The second one acts as always, but not in several processes: what has started them passes each Ctrl-C on to those
-        that have heard it already, so that the first one comes twice.
+        The second signal acts as usual, but not with several processes: their launcher forwards each Ctrl-C to processes
+        that have already received it, so the first one arrives twice.
         """
         numbers = signal.SIGINT, signal.SIGTERM
         before = {number: signal.getsignal(number) for number in numbers}
@@ -103,9 +103,9 @@ class Supervisor(TrainerCallback):
 
 
 def follow_clock(optimizer: Optimizer, scheduler: LambdaLR, step: int, step_by_clock: float) -> None:
-    """Sets the learning rate that the scheduler has at a later step, so that a run has annealed when its time is up.
+    """Sets the learning rate of a later step, so that the rate has decayed when the time is up.
 
-    A warm-up goes by steps alone: during it the rate of `step` is the lower one.
+    The warm-up depends only on steps: during the warm-up, the rate of `step` is lower, and is used.
     """
     for group, highest, factor in zip(optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
         group["lr"] = highest * min(factor(step), factor(step_by_clock))

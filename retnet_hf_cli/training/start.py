@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What a training run begins with: as long as a user asks for, anew or from a checkpoint of the same run."""
+"""The start of a training run: from the beginning, or from a checkpoint of the same run."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -17,13 +17,13 @@ from .schedule import Course
 
 @dataclass
 class Start:
-    """What a run begins with, or goes on from. Raises InputError if it cannot go on with this recipe on these data."""
+    """The data that a run starts or resumes with. Raises InputError if it cannot resume with this recipe and data."""
 
     folder: TrainingFolder
     recipe: Any  # a frozen dataclass
     course: Course
     digest: str  # of the data
-    data: str  # what errors call them, with a verb
+    data: str  # name of the data in errors, with a verb: "the text is"
     checkpoint: Path | None = None  # to resume from
     record: dict[str, Any] = field(default_factory=dict)  # of the run to resume
 
@@ -41,12 +41,12 @@ class Start:
                 raise InputError(f"this run began {began}{given}; give it the same options, or --overwrite")
         if self.record.get("data") != self.digest:
             raise InputError(f"{self.data} not what this run began with; --overwrite begins anew")
-        threads = self.record.get("threads")  # which decide the last bits
+        threads = self.record.get("threads")  # they affect the last bits
         if threads and self.course.threads is None and self.record.get("processes", 1) == ranks.RANKS:
             torch.set_num_threads(threads)
 
     def steps(self, examples: int, default_epochs: float) -> int:
-        """Length of the run."""
+        """Returns the number of steps of the run."""
         if self.course.steps is not None:
             return self.course.steps
         if self.course.epochs is None and self.record:
@@ -54,7 +54,7 @@ class Start:
         return math.ceil((self.course.epochs or default_epochs) * math.ceil(examples / self.recipe.batch_size))
 
     def begin(self, steps: int | None = None) -> None:
-        """Makes the partial folder, with a record of what makes the run."""
+        """Creates the partial folder, with a record of the run."""
         record = {"command": self.folder.command, "recipe": asdict(self.recipe), "data": self.digest, "steps": steps}
         record |= {"threads": torch.get_num_threads(), "processes": ranks.RANKS}
         self.folder.begin(record, resume=bool(self.record))

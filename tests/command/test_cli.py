@@ -765,7 +765,7 @@ def test_demo(retnet_hf, workplace):
     assert float(after.replace(",", "")) < float(before.replace(",", ""))
     assert "reloaded with AutoModelForCausalLM" in answer.out
     sizes = re.search(
-        r"its state takes ([\d,]+) bytes, and after 16,384 tokens ([\d,]+), where .* take ([\d,]+)", answer.out
+        r"its state takes ([\d,]+) bytes, and after 16,384 tokens ([\d,]+); the KV cache .* take ([\d,]+)", answer.out
     )
     before, after, keys_and_values = (int(number.replace(",", "")) for number in sizes.groups())
     assert before == after

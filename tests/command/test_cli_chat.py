@@ -100,7 +100,7 @@ def test_a_model_of_transformers_talks_and_takes_back():
     assert say(talk, "w10") == first
     with pytest.raises(InputError, match="only the state of a RetNet can be saved"):
         talk.save(Path("state"))
-    with pytest.raises(InputError, match="only a RetNet goes on from a saved state"):
+    with pytest.raises(InputError, match="only a RetNet can continue from a saved state"):
         talk.load(Path("state"))
 
 
@@ -206,7 +206,7 @@ def test_mistakes_in_a_conversation_are_said_and_it_goes_on(retnet_hf, folder):
     assert len(answer.out.splitlines()) == 1
     for sentence in (
         "there is no turn to take back",
-        "/branch takes a number from 1 to 1, or none",
+        "/branch takes a number from 1 to 1, or no number",
         "/save needs the name of a file",
         "nothing was read yet",
         "missing holds no state of this model",
@@ -220,7 +220,7 @@ def test_a_system_message_needs_a_template(retnet_hf, folder):
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     answer = retnet_hf("chat", folder, "--system", "w5", stdin=b"w10\n")
     assert answer.code == 2
-    assert "--system is for a model with a chat template, and this one has none" in answer.err
+    assert "--system needs a model with a chat template, and this one has none" in answer.err
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_program(retnet_hf, folder, monkeypatch):

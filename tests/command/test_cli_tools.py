@@ -58,7 +58,7 @@ def test_a_tokenizer_without_eos_cannot_separate_documents(retnet_hf, workplace)
 
 
 def test_an_empty_prompt_needs_a_token_to_begin_with(retnet_hf, workplace):
-    refused(retnet_hf("generate", "model", ""), "has neither a bos nor an eos token, with which an empty text begins")
+    refused(retnet_hf("generate", "model", ""), "has neither a bos nor an eos token to begin an empty text with")
 
 
 def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_named(retnet_hf, workplace):
@@ -113,7 +113,7 @@ def test_a_chat_template_that_writes_nothing_is_named(retnet_hf, workplace):
     Path("model/chat_template.jinja").write_text("{# nothing #}")
     answer = retnet_hf("chat", "model", "-n", 2, stdin=b"w5\n")
     assert answer.code == 0
-    assert "the chat template has written nothing" in answer.err
+    assert "there is no text to continue: the chat template wrote nothing" in answer.err
 
 
 def test_what_is_neither_a_file_nor_a_folder_is_no_checkpoint(retnet_hf, workplace):
@@ -219,9 +219,9 @@ def test_a_full_disk_is_one_line_however_libraries_say_it(retnet_hf, workplace, 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("train", "not how long it lasts: --steps or --epochs may end it before"),
-        ("linearize", "The most that all of it may take"),
-        ("demo", "The most that all of it may take; four epochs may end before"),
+        ("train", "Time limit from now on: --steps or --epochs may end the run before"),
+        ("linearize", "Time limit of the whole run"),
+        ("demo", "Time limit for the whole command; four epochs may end before"),
     ],
 )
 def test_the_help_says_that_minutes_are_a_limit(retnet_hf, monkeypatch, command, words):

@@ -427,7 +427,7 @@ def test_an_interrupted_run_of_some_minutes_keeps_its_plan(retnet_hf, workplace,
         at_step(patch, 2, press_ctrl_c)
         assert retnet_hf(*options, "--minutes", 0.2).code != 0
     begun = json.loads(next(Path("model.partial").glob("*.json")).read_text(encoding="utf-8"))["recipe"]
-    refused(retnet_hf(*options, "--resume"), "this run was planned by --minutes: give it again")
+    refused(retnet_hf(*options, "--resume"), "this run was planned with --minutes: give that option again")
     monkeypatch.setattr("retnet_hf_cli.linearizing.budget.measured_speed", None)  # nothing is measured again
     answer = retnet_hf(*options, "--minutes", 0.2, "--resume")
     assert answer.code == 0, answer.err
@@ -455,7 +455,7 @@ def test_a_plan_fits_into_its_minutes():
     plain = planned(recipe, speed, 30, 10)
     assert 0 < auto.distill_steps * auto.batch_size < plain.distill_steps * plain.batch_size
     assert many == recipe  # never more than without --minutes
-    with pytest.raises(InputError, match="--minutes 0.01 does not last for a step"):
+    with pytest.raises(InputError, match="--minutes 0.01 is too short for one training step"):
         planned(recipe, speed, 30, 0.01)
     assert (
         planned(recipe, speed, 30, 10).align_steps > 0 == planned(replace(recipe, align_steps=0), speed, 30, 10).align_steps
@@ -602,13 +602,13 @@ def test_a_source_of_another_kind_is_refused(retnet_hf, workplace):
     ("options", "words"),
     [
         (["--block-size", 2048], ["too short to fill a block of 2048 tokens", "--block-size"]),
-        (["--block-size", 8192], ["--block-size 8192 is beyond the 2048 positions that the source was made for"]),
+        (["--block-size", 8192], ["--block-size 8192 is beyond the limit of 2048 positions of the source"]),
         (["--long-steps", 1], ["too short to fill a block of 2048 tokens", "--long-block-size"]),
         (["--keep-attention", "0,9"], ["layer 9 cannot be kept: the model has layers 0 to 3"]),
         (["--keep-attention", "0,1,2,3"], ["--keep-attention keeps every layer"]),
         (["--keep-attention", "few"], ["--keep-attention takes layers"]),
-        (["--window", 8, "--gate", "sigmoid"], ["are of retention, in whose place --window puts windows"]),
-        (["--unseen", "book.txt"], ["--unseen book.txt is trained on"]),
+        (["--window", 8, "--gate", "sigmoid"], ["are options of retention, which --window replaces"]),
+        (["--unseen", "book.txt"], ["--unseen book.txt is also used in training"]),
         (["--decays", "fast"], ["--decays must be one of power_of_two, log_linear"]),
     ],
 )

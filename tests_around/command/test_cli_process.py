@@ -96,7 +96,7 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(pa
     command = [sys.executable, "-c", program, *arguments.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     sentence = (
-        f"retnet-hf: {package.split('.')[0]} is not installed, which the command needs: "
+        f"retnet-hf: {package.split('.')[0]} is not installed, but the command needs it: "
         'pip install ".[cli]" in the folder of the checkout of retnet_hf\n'
     )
     assert (done.returncode, done.stderr) == (1, sentence)
@@ -157,7 +157,7 @@ def test_an_answer_that_nobody_reads_is_no_traceback(arguments):
 def test_an_empty_name_is_not_the_current_folder(retnet_hf, arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     answer = retnet_hf(*arguments)
-    assert (answer.code, answer.err) == (2, "retnet-hf: an empty name was given, as of a variable that is not set\n")
+    assert (answer.code, answer.err) == (2, "retnet-hf: the name of a file or model is empty: is a variable not set?\n")
     assert not list(tmp_path.iterdir())
 
 

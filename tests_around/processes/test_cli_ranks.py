@@ -115,11 +115,11 @@ def test_two_processes_linearize_as_one_does(workplace, monkeypatch):
 
 def test_what_cannot_be_shared_out_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(ranks, "RANKS", 3)
-    with pytest.raises(InputError, match="--batch-size must be a multiple of the 3 processes that share it out, got 8"):
+    with pytest.raises(InputError, match="--batch-size must be a multiple of the number of processes, 3, got 8"):
         ranks.share_of(8)
     assert ranks.share_of(9) == 3
     assert main(["generate", "a-model", "hello"]) == 2
-    assert "retnet-hf generate runs in one process; of 3, only train and linearize make use" in capsys.readouterr().err
+    assert "retnet-hf generate cannot run in 3 processes; only train and linearize can" in capsys.readouterr().err
     for fine in ("train", "linearize", "--version"):
         ranks.require_shared(fine)
 

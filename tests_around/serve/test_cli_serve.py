@@ -87,7 +87,7 @@ def post(port: int, path: str, **body):
 def test_a_server_says_how_to_ask_it_answers_what_generate_would_and_ends_at_ctrl_c(folder):
     port = free_port()
     with serving(folder, port, "--", "--enable-cors") as (process, lines):
-        assert lines[0] == f"my-model is served at http://127.0.0.1:{port} once it is loaded; Ctrl-C ends it. Try then:\n"
+        assert lines[0] == f"my-model is served at http://127.0.0.1:{port} once it is loaded; Ctrl-C ends it. Then try:\n"
         command = shlex.split(lines[1])
         assert command[:3] == ["curl", "-N", f"http://127.0.0.1:{port}/v1/completions"]
         body = json.loads(command[-1])
@@ -181,8 +181,8 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded():
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
-        (["--requests", "4"], "--requests is for the other engine: --engine vllm"),
-        (["--length", "100"], "--length is for the other engine: --engine vllm"),
+        (["--requests", "4"], "--requests needs --engine vllm"),
+        (["--length", "100"], "--length needs --engine vllm"),
         (["--keep-states", "kept"], "No such option: --keep-states"),
     ],
     ids=lambda part: part[0] if isinstance(part, list) else "",
@@ -206,4 +206,4 @@ def test_a_model_of_another_kind_is_refused(tmp_path, retnet_hf):
     small_model(model_class=RetNetForMaskedLM, bidirectional=True).save_pretrained(tmp_path / "encoder")
     answer = retnet_hf("serve", tmp_path / "encoder", "--engine", "transformers", "--port", free_port())
     assert answer.code == 2
-    assert "holds no RetNet that writes" in answer.err
+    assert "holds no causal RetNet" in answer.err
