@@ -113,7 +113,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [
             ('if metadata.get("sha256") != _checksum(metadata, tensors):', "if False:"),
             ("os.replace(partial, path)", "partial.rename(path); 1 / 0"),
-            ("if foreign := sorted(tensors.keys() - expected):", "if foreign := []:"),
+            ("if foreign := sorted(set(tensors) - set(expected)):", "if foreign := []:"),
         ],
     ),
     "attention_columns": (
@@ -169,8 +169,47 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("if config.bidirectional and state is not None:", "if False:"),
             ("seq_idx=documents", "seq_idx=None"),
             ("device, mask, past=past", "device, None, past=past"),
-            ("if given is not None and given.shape != hidden_states.shape[:2]:", "if False:"),
+            ("hidden_states.masked_fill(mask[..., None] == 0, 0)", "hidden_states"),
+            ("own.require_weights(self)", "pass"),
             ("if unknown := sorted(", "if unknown := [] and sorted("),
+        ],
+    ),
+    "stream_state": (
+        "stream_state",
+        [
+            ("if given is not None and given.shape != expected:", "if False:"),
+            ("if state_rows not in (-1, expected[0]):", "if False:"),
+            ("self.tail.masked_fill(rows.to(self.tail.device)[:, None, None], 0)", "self.tail"),
+            (
+                "if not all(holder.is_initialized for state in states",
+                "if False and all(holder.is_initialized for state in states",
+            ),
+            ("if tensor.shape != shapes[name]:", "if False:"),
+            ("if layer not in self.parts:", "if False:"),
+        ],
+    ),
+    "causal_convolution": (
+        "stream_state",
+        [
+            ("own.tail = joined[:, tokens:].clone()", "own.tail = joined[:, :-tokens].clone()"),
+            ("present.long().argsort(dim=1, stable=True)", "present.long().argsort(dim=1, stable=True, descending=True)"),
+            ("output = output[:, self.span :]", "output = output[:, : tokens]"),
+        ],
+    ),
+    "conversion/fla": (
+        "conversion_fla_hybrid",
+        [
+            ('"rope_theta": (10000.0, "attention_rope_theta")', '"rope_theta": (500000.0, "attention_rope_theta")'),
+            ("if found.setdefault(name, value) != value:", "if False:"),
+            ("if len(windows - {None}) > 1:", "if False:"),
+        ],
+    ),
+    "conversion/minicpm_sala": (
+        "conversion_minicpm_sala",
+        [
+            ('"rms_norm_eps": eps / branch**2', '"rms_norm_eps": eps'),
+            ('"logits_scaling": hidden / (config', '"logits_scaling": 1 + 0 * hidden / (config'),
+            ('sparse.get("dense_len", 8192) - 1', 'sparse.get("dense_len", 8192)'),
         ],
     ),
     "initial_weights": (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..state.stream_state import ConvolutionState, StreamState
+from ..state.stream_state import ConvolutionState, StreamState, check_call, part_of
 
 
 class CausalConv1d(nn.Conv1d):
@@ -25,11 +25,13 @@ class CausalConv1d(nn.Conv1d):
         ValueError: for a stride or a padding.
     """
 
+    reads_streams = True
+
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, **options: Any) -> None:
         if refused := options.keys() & {"stride", "padding", "padding_mode"}:
             raise ValueError(f"{min(refused)} is no option of CausalConv1d: each token has one output.")
         super().__init__(in_channels, out_channels, kernel_size, **options)
-        self.span = (kernel_size - 1) * self.dilation[0]  # tokens before its own that an output reads
+        self.span = (self.kernel_size[0] - 1) * self.dilation[0]  # tokens before its own that an output reads
 
     def new_state(self) -> ConvolutionState:
         """Returns the state of streams that begin. The first call decides their number."""
@@ -47,10 +49,15 @@ class CausalConv1d(nn.Conv1d):
                 output has no meaning.
 
         Returns:
-            output (B, T, out_channels), and the state that was given.
+            output (B, T, out_channels), and the state that was passed.
+
+        Raises:
+            ValueError: for hidden states or masks of other shapes, a float mask, and a state of another number of rows.
+            TypeError: for something else than a state.
         """
+        own = part_of(state, self, ConvolutionState)
+        check_call(hidden_states, self.in_channels, -1 if own is None else own.batch_size, mask)
         batch, tokens, channels = hidden_states.shape
-        own = state[self] if isinstance(state, StreamState) else state
         tail = None if own is None else own.tail
         tail = hidden_states.new_zeros(batch, self.span, channels) if tail is None else tail.to(hidden_states.dtype)
         joined = torch.cat([tail, hidden_states], dim=1)  # (B, span + T, C)
@@ -63,5 +70,5 @@ class CausalConv1d(nn.Conv1d):
             output = F.pad(output, (0, 0, self.span, 0)).take_along_dim(order.argsort(dim=1)[..., None], dim=1)
             output = output[:, self.span :]
         if own is not None:
-            own.tail = joined[:, tokens:]
+            own.tail = joined[:, tokens:].clone()  # a view would keep the memory of the whole piece
         return output, state

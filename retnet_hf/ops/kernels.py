@@ -118,6 +118,8 @@ def _import_kernels(name: str) -> Kernels:
 
     if name == "triton":
         return Kernels(runs_on, chunkwise_retention_triton, recurrent_step_triton_, rotate_triton, checked=True)
+    if name != "fla":
+        raise ImportError(f"_import_kernels has no branch for {name}")
     from ..gpu import retention_fla
 
     names = ("runs_on", "chunkwise_retention_fla", "recurrent_step_fla_")

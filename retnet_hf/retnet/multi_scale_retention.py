@@ -11,7 +11,7 @@ from ..modules.initial_weights import draw_weights
 from ..ops.layout import layout_of
 from ..ops.retention_forms import form_of_call
 from ..state.retention_state import RetNetState
-from ..state.stream_state import StreamState
+from ..state.stream_state import StreamState, check_call, part_of
 from .configuration_retnet import RetNetConfig
 from .decay_and_rotation import PlansRetention
 from .retention_mixer import RetNetRetention
@@ -57,6 +57,9 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
     ...     output, stream = layer(frame, stream)
     ```
     """
+
+    reads_streams = True
+    batch_first = False  # so that layers of torch.nn call this module, and not their fused attention
 
     def __init__(self, hidden_size: int, num_heads: int, **options: Any) -> None:
         if unknown := sorted(options.keys() - set(OPTIONS)):
@@ -113,21 +116,22 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
             output (B, T, D), and the state that was passed.
 
         Raises:
-            ValueError: for hidden states, masks or documents of other shapes, and for a state in a bidirectional layer.
+            ValueError: for hidden states, masks or documents of other shapes, a float mask, a state in a bidirectional
+                layer, and a state of other options, of other weights or of another number of rows.
+            TypeError: for something else than a state.
         """
-        config = self.config
-        if hidden_states.dim() != 3 or hidden_states.shape[-1] != config.hidden_size or 0 in hidden_states.shape[:2]:
-            raise ValueError(
-                f"hidden_states must be (batch, tokens, {config.hidden_size}), with at least one token, "
-                f"got {tuple(hidden_states.shape)}."
-            )
-        for name, given in (("mask", mask), ("documents", documents)):
-            if given is not None and given.shape != hidden_states.shape[:2]:
-                expected = tuple(hidden_states.shape[:2])
-                raise ValueError(f"{name} must be (batch, tokens), {expected} here, got {tuple(given.shape)}.")
+        config, own = self.config, part_of(state, self, RetNetState)
         if config.bidirectional and state is not None:
             raise ValueError("state must be None in a bidirectional layer, because tokens also see later tokens.")
-        own = state[self] if isinstance(state, StreamState) else state
+        check_call(hidden_states, config.hidden_size, -1 if own is None else own.batch_size, mask, documents)
+        if own is not None and own.config is not config:
+            if own.config.state_fingerprint != config.state_fingerprint:
+                raise ValueError("state is that of a layer with other options.")
+            own.config = config  # so that the options are compared once
+        if own is state is not None and not torch.compiler.is_compiling():
+            own.require_weights(self)  # StreamState compares the weights of a whole model
+        if mask is not None:
+            hidden_states = hidden_states.masked_fill(mask[..., None] == 0, 0)  # absent tokens may hold nan
         past = None if own is None else own.layers[0]
         device, dtype = hidden_states.device, hidden_states.dtype
         layout = layout_of(tuple(hidden_states.shape[:2]), device, mask, past=past, seq_idx=documents)

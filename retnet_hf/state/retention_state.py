@@ -503,6 +503,29 @@ def past_of_call(model: nn.Module, cache: Cache | None, use_cache: bool) -> Cach
     return past
 
 
+def checked_rows(rows: Tensor, batch: int) -> Tensor:
+    """Returns `rows`. Raises ValueError unless they are (B,) bool, one for each row of a state."""
+    if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != (batch,):
+        given = f"{tuple(rows.shape)} {rows.dtype}" if isinstance(rows, Tensor) else type(rows).__name__
+        raise ValueError(f"rows must be a tensor ({batch},) of bool, one for each row, got {given}.")
+    return rows
+
+
+def row_indices(rows: Tensor | list[int], batch: int) -> Tensor:
+    """Returns the indices of rows, which are given as indices or as bool for each row.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    rows = torch.as_tensor(rows)
+    rows = rows.nonzero().flatten() if rows.dtype == torch.bool and rows.shape == (batch,) else rows
+    if rows.dim() != 1 or rows.numel() == 0 or rows.is_floating_point() or rows.dtype == torch.bool:
+        raise ValueError(
+            f"rows must be a list of one or more indices, or one bool for each of the {batch} rows, got {rows}."
+        )
+    return rows.long()
+
+
 class RetNetState(Cache):
     """The state of a whole model: exact, constant in size, and an ordinary cache for `generate()`, beams and pipelines.
 
@@ -654,7 +677,7 @@ class RetNetState(Cache):
     def select(self, rows: Tensor | list[int]) -> "RetNetState":
         """Returns a new state with `rows` of this state, in that order. Rows may be repeated."""
         twin = self.clone()
-        twin.batch_select_indices(torch.as_tensor(rows, dtype=torch.int64))
+        twin.batch_select_indices(row_indices(rows, self.batch_size))
         return twin
 
     def reset_rows(self, rows: Tensor) -> None:
@@ -670,9 +693,7 @@ class RetNetState(Cache):
         """
         for layer in self.layers:
             if layer.is_initialized:
-                if rows.shape != layer.next_position.shape:
-                    raise ValueError(f"rows must be ({layer.batch_size},), one for each row, got {tuple(rows.shape)}.")
-                layer.reset_rows(rows.to(layer.next_position.device))
+                layer.reset_rows(checked_rows(rows, layer.batch_size).to(layer.next_position.device))
 
     def repeat(self, times: int) -> "RetNetState":
         """Returns a new state with every row repeated `times` times, side by side, to sample often after one prefix."""

@@ -6,12 +6,49 @@ import copy
 import hashlib
 import json
 import os
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .retention_state import RetNetState, StateLayer
+from .retention_state import RetNetState, StateLayer, checked_rows, row_indices
 from .state_file import check_names, is_of_same_weights, read_state_file, weights_mark, write_state_file
+
+
+def check_call(
+    hidden_states: Tensor, size: int, state_rows: int, mask: Tensor | None = None, documents: Tensor | None = None
+) -> None:
+    """Checks the arguments of a streaming layer.
+
+    Args:
+        size: D of hidden states (B, T, D). state_rows: rows of the state, or -1 if it has read nothing.
+
+    Raises:
+        ValueError: for other shapes, a mask that is added to scores, and a state of another number of rows.
+    """
+    if hidden_states.dim() != 3 or hidden_states.shape[-1] != size or 0 in hidden_states.shape[:2]:
+        shape = tuple(hidden_states.shape)
+        raise ValueError(f"hidden_states must be (batch, tokens, {size}), with at least one token, got {shape}.")
+    expected = tuple(hidden_states.shape[:2])
+    for name, given in (("mask", mask), ("documents", documents)):
+        if given is not None and given.shape != expected:
+            raise ValueError(f"{name} must be (batch, tokens), {expected} here, got {tuple(given.shape)}.")
+    if mask is not None and mask.is_floating_point():
+        raise ValueError(f"mask must be bool, or integers that are 0 for absent tokens, got {mask.dtype}.")
+    if state_rows not in (-1, expected[0]):
+        raise ValueError(f"state holds {state_rows} rows, but hidden_states have {expected[0]}. select takes some of them.")
+
+
+def part_of(state: "StreamState | RetNetState | ConvolutionState | None", layer: nn.Module, kind: type) -> Any:
+    """Returns the part of a state that belongs to a layer, of the type `kind`, or None.
+
+    Raises:
+        TypeError: for anything that is no state of such a layer.
+    """
+    part = state[layer] if isinstance(state, StreamState) else state
+    if part is not None and not isinstance(part, kind):
+        raise TypeError(f"state must be a StreamState, a {kind.__name__} or None, got a {type(part).__name__}.")
+    return part
 
 
 class ConvolutionState:
@@ -31,6 +68,10 @@ class ConvolutionState:
     def is_initialized(self) -> bool:
         return self.tail is not None
 
+    @property
+    def batch_size(self) -> int:
+        return -1 if self.tail is None else len(self.tail)
+
     def fill_(self, tail: Tensor) -> None:
         self.tail = tail
 
@@ -45,13 +86,12 @@ class ConvolutionState:
 
     def select(self, rows: Tensor | list[int]) -> "ConvolutionState":
         twin = copy.copy(self)
-        twin.tail = None if self.tail is None else self.tail[torch.as_tensor(rows).to(self.tail.device)].detach()
+        twin.tail = None if self.tail is None else self.tail[row_indices(rows, len(self.tail)).to(self.tail.device)].detach()
         return twin
 
     def reset_rows(self, rows: Tensor) -> None:
         if self.tail is not None:
-            if rows.shape != self.tail.shape[:1]:
-                raise ValueError(f"rows must be ({len(self.tail)},), one for each row, got {tuple(rows.shape)}.")
+            rows = checked_rows(rows, len(self.tail))
             self.tail = self.tail.masked_fill(rows.to(self.tail.device)[:, None, None], 0)
 
     @classmethod
@@ -68,7 +108,7 @@ class ConvolutionState:
 class StreamState:
     """What the streaming layers of a model have read: one object beside the weights, with a row for each session.
 
-    Streaming layers are the modules with a method `new_state`: `MultiScaleRetention` and `CausalConv1d`. The forward pass
+    Streaming layers are `MultiScaleRetention` and `CausalConv1d`. The forward pass
     of the model calls each of them once, with this state. Each call updates the layer's own part, `state[layer]`, in place.
     Sessions join and leave by `concatenate` and `select`. Or the number of rows is fixed: `reset_rows` gives a row to a new
     session, and a row that the mask of a call leaves out pauses.
@@ -81,13 +121,19 @@ class StreamState:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.layers = {name: module for name, module in model.named_modules() if hasattr(module, "new_state")}
-        if not self.layers:
+        streaming = (each for each in model.named_modules() if getattr(each[1], "reads_streams", False))
+        self.layers = {name.replace("_orig_mod.", "").removeprefix("module."): module for name, module in streaming}
+        if not self.layers:  # the prefixes above are those of torch.compile and DistributedDataParallel
             raise ValueError(f"{type(model).__name__} has no streaming layer: MultiScaleRetention or CausalConv1d.")
         self.parts = {module: module.new_state() for module in self.layers.values()}
 
     def __getitem__(self, layer: nn.Module) -> RetNetState | ConvolutionState:
-        """The part of a layer."""
+        """Returns the part of a layer. Raises ValueError for a layer of another model."""
+        if layer not in self.parts:
+            raise ValueError(
+                f"the state has no part for this {type(layer).__name__}: it was made for another model, or before the model "
+                "was copied. StreamState(model) makes one."
+            )
         return self.parts[layer]
 
     def _with_parts(self, parts: "dict[nn.Module, RetNetState | ConvolutionState]") -> "StreamState":
@@ -140,7 +186,9 @@ class StreamState:
             part.reset_rows(rows)
 
     def to(self, device: torch.device | str) -> "StreamState":
-        """Moves the state to a device, and returns it."""
+        """Moves the state to a device, and returns it. Raises ValueError for a dtype: the layers decide it."""
+        if isinstance(device, torch.dtype):
+            raise ValueError(f"a StreamState has the dtypes of its layers and moves to devices alone, got {device}.")
         for part in self.parts.values():
             part.to(device)
         return self

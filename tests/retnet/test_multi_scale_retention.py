@@ -150,7 +150,7 @@ def test_rows_of_a_model_begin_anew(dialect):
         found = model(ids[:, 7:], past_key_values=state).logits
         torch.testing.assert_close(found[:1], model(ids[:1]).logits[:, 7:], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(found[1:], model(ids[1:, 7:]).logits, rtol=1e-4, atol=1e-4)
-        with pytest.raises(ValueError, match=r"rows must be \(2,\), one for each row, got \(3,\)"):
+        with pytest.raises(ValueError, match=r"rows must be a tensor \(2,\) of bool, one for each row, got \(3,\)"):
             state.reset_rows(torch.zeros(3, dtype=torch.bool))
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
-from retnet_hf import CausalConv1d, MultiScaleRetention, StreamState
+from retnet_hf import CausalConv1d, MultiScaleRetention, RetNetState, StreamState
 
 
 class Streaming(nn.Module):
@@ -203,5 +203,97 @@ def test_what_cannot_stream_is_refused(model):
     with pytest.raises(ValueError, match="states that have read something"):
         StreamState.concatenate([state])
     model(frames(2, 1), state)
-    with pytest.raises(ValueError, match=r"rows must be \(2,\), one for each row, got \(3,\)"):
+    with pytest.raises(ValueError, match=r"rows must be a tensor \(2,\) of bool, one for each row, got \(3,\)"):
         state.reset_rows(torch.tensor([True, False, True]))
+
+
+def test_absent_tokens_may_hold_nan_and_leave_the_state_as_it_was(model):
+    state = StreamState(model)
+    model(frames(2, 3), state)
+    before, hole = state.clone(), frames(2, 2)
+    hole[1] = torch.nan
+    mask = torch.tensor([[True], [False]]).expand(2, 2)
+    close(model.conv(hole, None, mask)[0][0], model.conv(hole[:1])[0][0])
+    model.retention(hole, state, mask)
+    for name in ("recurrent_states", "next_position"):
+        one, other = (getattr(each[model.retention].layers[0], name)[1] for each in (state, before))
+        assert torch.equal(one, other)
+    assert state[model.retention].layers[0].recurrent_states.isfinite().all()
+
+
+def test_the_state_of_a_long_piece_keeps_no_memory_of_it(model):
+    state = StreamState(model)
+    model(frames(1, 500), state)
+    assert state[model.conv].tail.untyped_storage().nbytes() == state[model.conv].nbytes
+
+
+def test_rows_are_selected_by_index_or_by_bool(model):
+    state = StreamState(model)
+    model(frames(3, 4), state)
+    more = frames(3, 2, seed=5)
+    expected = model(more, state.clone())
+    for rows in ([2, 0], torch.tensor([2, 0])):
+        close(model(more[[2, 0]], state.select(rows)), expected[[2, 0]])
+    for rows in ([True, False, True], torch.tensor([True, False, True])):
+        close(model(more[[0, 2]], state.select(rows)), expected[[0, 2]])
+    for rows in ([True, False], [], 1, [0.5]):
+        with pytest.raises(
+            ValueError, match="rows must be a list of one or more indices, or one bool for each of the 3 rows"
+        ):
+            state.select(rows)
+    for rows in ([True, False, True], torch.tensor([0, 1, 0]), torch.tensor([True])):
+        with pytest.raises(ValueError, match=r"rows must be a tensor \(3,\) of bool"):
+            state.reset_rows(rows)
+
+
+@pytest.mark.parametrize("layer", ["conv", "retention"])
+def test_arguments_that_do_not_fit_are_refused_in_a_sentence(model, layer):
+    layer, state = getattr(model, layer), StreamState(model)
+    model(frames(2, 3), state)
+    for hidden in (frames(2, 3)[0], frames(2, 0), frames(2, 3)[..., :4]):
+        with pytest.raises(ValueError, match=r"hidden_states must be \(batch, tokens, 8\), with at least one token"):
+            layer(hidden)
+    with pytest.raises(ValueError, match=r"mask must be \(batch, tokens\), \(2, 3\) here, got \(2, 2\)"):
+        layer(frames(2, 3), state, torch.ones(2, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="mask must be bool, or integers"):
+        layer(frames(2, 3), state, torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="state holds 2 rows, but hidden_states have 3"):
+        layer(frames(3, 3), state)
+    with pytest.raises(TypeError, match="state must be a StreamState, a .* or None, got a Tensor"):
+        layer(frames(2, 3), torch.ones(2, 3))
+    with pytest.raises(ValueError, match="the state has no part for this .*: it was made for another model"):
+        layer(frames(2, 3), StreamState(Streaming()))
+
+
+def test_a_layer_takes_neither_the_state_of_other_options_nor_that_of_other_weights(tmp_path):
+    first, second = MultiScaleRetention(8, 2), MultiScaleRetention(8, 2)
+    state = first.new_state()
+    with torch.no_grad():
+        first(torch.randn(1, 3, 8), state)
+        with pytest.raises(ValueError, match="state is that of a layer with other options"):
+            MultiScaleRetention(8, 2, use_rotary=False)(torch.randn(1, 3, 8), state)
+        state.save(tmp_path / "state.safetensors")
+        loaded = RetNetState.load(tmp_path / "state.safetensors", second.config)
+        with pytest.raises(ValueError, match="other weights"):
+            second(torch.randn(1, 3, 8), loaded)
+        copied = copy.deepcopy(first)
+        assert torch.equal(copied(torch.ones(1, 3, 8), state.clone())[0], first(torch.ones(1, 3, 8), state)[0])
+
+
+def test_states_of_wrapped_models_have_the_names_of_the_model(model, tmp_path):
+    state = StreamState(torch.compile(model, backend="eager"))
+    assert list(state.layers) == list(StreamState(model).layers) == ["conv", "retention", "head"]
+    with pytest.raises(ValueError, match="moves to devices alone"):
+        state.to(torch.float16)
+
+
+def test_an_encoder_of_torch_calls_the_layer_in_both_modes():
+    class Block(nn.TransformerEncoderLayer):
+        def _sa_block(self, x, attn_mask, key_padding_mask, is_causal=False):
+            return self.dropout1(self.self_attn(x)[0])
+
+    block = Block(8, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
+    block.self_attn = MultiScaleRetention(8, 2)
+    encoder, hidden = nn.TransformerEncoder(block, 2, enable_nested_tensor=False), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        assert torch.equal(encoder.train()(hidden), encoder.eval()(hidden))
