@@ -28,9 +28,9 @@ def convert(
 ) -> None:
     """Turn a checkpoint of another implementation into a folder that transformers loads.
 
-    Formats: fla, torchscale, syncdoth; hypenet, transnormer, minimax, ring; vir_official, vir_pulfer, rmt, poolformer;
-    yet_another_retnet is only recognised. Folders of fla, syncdoth, and the second four need no conversion:
-    RetNetForCausalLM.from_pretrained reads them directly.
+    Formats: fla, torchscale, syncdoth; hypenet, minicpm_sala, transnormer, minimax, ring; vir_official, vir_pulfer, rmt,
+    poolformer; yet_another_retnet is only recognised. Folders of fla, syncdoth, and the second five need no conversion:
+    from_pretrained reads them directly.
 
     [bold]Examples[/bold]
 
