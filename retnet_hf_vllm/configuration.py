@@ -47,7 +47,8 @@ class ServedArchitecture(ModelArchConfigConvertorBase):
         return self.softmax_sizes()[2]
 
     def derive_max_model_len_and_key(self) -> tuple[float, str]:
-        return 2**30, "state"
+        most = getattr(self.hf_config, "attention_max_length", None)
+        return (2**30, "state") if most is None else (most, "attention_max_length")
 
 
 class ServingChecks(MambaModelConfig):
@@ -59,7 +60,8 @@ class ServingChecks(MambaModelConfig):
         if model_config.original_max_model_len is None:
             trained = getattr(config, "max_position_embeddings", DEFAULT_LENGTH)
             alone = RETENTION_ALONE in config.architectures
-            model_config.max_model_len = max(trained, DEFAULT_LENGTH) if alone else trained
+            length = max(trained, DEFAULT_LENGTH) if alone else trained
+            model_config.max_model_len = min(length, getattr(config, "attention_max_length", None) or length)
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: "VllmConfig") -> None:
