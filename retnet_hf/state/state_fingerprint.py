@@ -99,7 +99,7 @@ def _of_hybrid(config: PreTrainedConfig) -> dict[str, Any]:
 
 def _own(value: Any, common: Any) -> Any:
     """Returns a value of softmax layers, or None if it is the value of all layers."""
-    return None if value == common else value
+    return None if _plain(value) == _plain(common) else value
 
 
 def _rotation(config: PreTrainedConfig) -> dict[str, Any]:

@@ -576,7 +576,8 @@ def test_a_state_that_no_model_has_is_refused(saved_state, tmp_path, name, chang
 
 def test_a_state_of_no_sequence_is_refused(tmp_path):
     state = read(small_model(), random_ids(2, 5)).past_key_values
-    state.select([]).save(tmp_path / "state.safetensors")
+    state.batch_select_indices(torch.tensor([], dtype=torch.long))
+    state.save(tmp_path / "state.safetensors")
     with pytest.raises(ValueError, match="the state of no sequence"):
         RetNetState.load(tmp_path / "state.safetensors", state.config)
 

@@ -473,7 +473,7 @@ def test_windows_alone_by_name(retnet_hf, workplace):
     assert list(report["without"]) == ["nothing", "sinks", "kept layers"]
     assert list(report["layer_errors"]) == ["0", "2", "3"]
     card = " ".join(Path("model/README.md").read_text(encoding="utf-8").split())
-    assert "without retention. Layers with a window keep the last 8 tokens and the first 4, the others all tokens" in card
+    assert "without retention. Layers with a window keep the last 8 tokens and the first 4, other layers all tokens" in card
     assert "retnet_hf's own" in " ".join(retnet_hf("inspect", "model").out.split())
     refused(retnet_hf(*LINEARIZE, "--overwrite", "--window", 8, "--keep-attention", "0,1,2,3"), "every layer")
 
