@@ -160,7 +160,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "decay_and_rotation": (
-        "modeling multi_scale_retention",
+        "conversion_retnet",
         [("self.scaling = config.head_dim**-0.5", "self.scaling = 1.0")],
     ),
     "multi_scale_retention": (
@@ -409,7 +409,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "conversion/family": (
-        "conversion_family conversion_writers conversion_families",
+        "conversion_family conversion_writers conversion_families conversion_minicpm_sala",
         [
             ("if value not in self.values:", "if False:"),
             ("require_fields(ours, target_format, (name, *self.values.values()))", "pass"),
@@ -465,7 +465,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "cli cli_interrupted cli_tools",
         [
             ("replace(self.folder.output, self.folder.partial)", "pass"),
-            ("if is_full(error):", "if False:"),
+            ('or "can\'t allocate memory" in str(error)', ""),
             ("if not isinstance(fields, dict):", "if False:"),
             ('if fields.get("model_type", config_class.model_type) != config_class.model_type:', "if False:"),
             ("self.folder.discard()", "pass"),
@@ -489,7 +489,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("(False, True) if parts > 1 else ()", "(False,) if parts > 1 else ()"),
             ("own = needed and not needs_autograd(log_decay)", "own = needed"),
             ("readers = [Reader(value, True), Reader(key)]", "readers = [Reader(key, True), Reader(key)]"),
-            ("(min(rows, height), min(columns, width))", "(rows, columns)"),
+            ("(min(rows, height), min(columns, width))", "(min(columns, height), min(rows, width))"),
             ("if torch.compiler.is_compiling() and not (", "if False and not ("),
         ],
     ),
@@ -565,7 +565,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "linearization/kept_layers": (
-        "linearization",
+        "linearization linearization_report",
         [
             ("min(layers - 1, max(1, round(share * layers)))", "max(1, round(share * layers))"),
             ("key=costs.__getitem__, reverse=True)", "key=costs.__getitem__)"),

@@ -140,11 +140,10 @@ def linearize(
         from ..linearizing.budget import as_begun, measured_speed, planned, sentence
         from ..linearizing.pipeline import Linearization
         from ..linearizing.recipe import Recipe
-        from ..linearizing.stages import StageRun
         from ..linearizing.teacher import dequantised, source_config
         from ..linearizing.texts import read_texts
         from ..text.corpus import load_tokenizer
-        from ..training.run import room_for
+        from ..training.run import within_memory
         from ..training.schedule import Course
         from ..training.start import Start
 
@@ -171,8 +170,7 @@ def linearize(
         if resume:
             recipe = as_begun(recipe, begun)
         else:
-            room = room_for(folder.partial, StageRun.smaller_options)
-            with console.status("measuring the speed of this machine"), room:
+            with console.status("measuring the speed of this machine"), within_memory():
                 speed = ranks.of_first(lambda: measured_speed(recipe))
             recipe = planned(recipe, speed, config.num_hidden_layers, minutes)
             console.print(sentence(recipe, speed, minutes), soft_wrap=True)

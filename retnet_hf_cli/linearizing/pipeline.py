@@ -35,7 +35,7 @@ from ..interrupts import leaving_order
 from ..text.generation import device, load_model
 from ..text.training import blocks_of
 from ..training.progress import show_training
-from ..training.run import room_for
+from ..training.run import within_memory
 from ..training.run_folder import TrainingFolder, write_whole
 from ..training.start import Start
 from .budget import REPORT
@@ -137,7 +137,7 @@ class Linearization:
             ranks.of_first(self.start.begin)
             if self.layer_costs:  # all processes must measure costs together; later, only the first one needs them
                 self.console.print(f"softmax attention stays in layers {', '.join(map(str, self.kept))}")
-            with room_for(self.folder.partial, StageRun.smaller_options):
+            with within_memory():
                 for stage in self.recipe.steps:
                     before = self._trained(stage, before)
                     self.let_go()

@@ -74,7 +74,6 @@ class StageRun(TrainingRun):
         measured: blocks for comparing layers before and after alignment; layers that did not improve are restored.
     """
 
-    smaller_options = "--batch-size or --block-size"
     least_between = 32  # saving a checkpoint of a pretrained model takes as long as several steps
 
     name: str

@@ -65,8 +65,6 @@ def collate(blocks: list[Tensor], form: str = "auto") -> dict[str, Any]:
 class TextRun(TrainingRun):
     """A training run on text, made by `prepare`."""
 
-    smaller_options = "--batch-size or --block-size"
-
     sources: list[str]
     tokenizer: PreTrainedTokenizerBase
     prompt: str  # beginning of the held-out text, which samples continue

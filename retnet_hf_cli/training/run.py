@@ -19,7 +19,7 @@ from retnet_hf_conversion.errors import first_line
 from retnet_hf_conversion.replaced_folder import replace
 
 from .. import ranks
-from ..errors import SAVED, InputError, Interrupted, is_full
+from ..errors import SAVED, InputError, Interrupted
 from .figures import CURVE, draw_loss_curve
 from .run_folder import step_of
 from .schedule import Supervisor
@@ -35,7 +35,6 @@ class TrainingRun:
     evaluation, and `outcome()` of the training, in rich's markup.
     """
 
-    smaller_options: ClassVar[str]  # options that need less memory when they are smaller
     rate_option: ClassVar[str] = "--lr"
     default_epochs: ClassVar[float] = 3.0
     least_between: ClassVar[int] = 1  # minimum of the steps between evaluations, unless the user sets them
@@ -113,7 +112,7 @@ class TrainingRun:
                 callbacks=[supervisor, *callbacks],
             )
             trainer.remove_callback(PrinterCallback)
-            with room_for(self.folder.partial, self.smaller_options), supervisor.listening():
+            with within_memory(), supervisor.listening():
                 if self.steps_done < self.course.steps:
                     trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
                 else:  # the run ended after its last checkpoint: Trainer would take another step
@@ -180,17 +179,13 @@ class TrainingRun:
 
 
 @contextmanager
-def room_for(folder: Path, smaller_options: str) -> Iterator[None]:
-    """Raises InputError inside the block for errors of Python and libraries about a full disk or memory."""
+def within_memory() -> Iterator[None]:
+    """Raises InputError, with advice, if the memory is not enough for the block."""
     try:
         yield
-    except InputError:
-        raise
-    except Exception as error:
-        if is_full(error):
-            raise InputError(f"no space is left on the disk of {folder}: {first_line(error)}") from error
+    except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-            raise InputError(f"out of memory; try a smaller {smaller_options}") from error
+            raise InputError("out of memory; try a smaller --batch-size or --block-size") from error
         raise
 
 

@@ -205,9 +205,16 @@ def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, trai
     assert not Path("model").exists()
     assert [path.name for path in Path("model.partial").glob("checkpoint-*")] == [f"checkpoint-{checkpoint}"]
 
-    without_steps = [argument for argument in TRAIN if argument not in ("--steps", 12)]
-    answer = retnet_hf(*without_steps, "--output", "model", "--resume")
+    options, threads = [str(argument) for argument in TRAIN], []
+    for name in ("--steps", "--threads"):
+        del options[options.index(name) : options.index(name) + 2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "set_num_threads", threads.append)
+        answer = retnet_hf(*options, "--output", "model", "--resume")
     assert answer.code == 0
+    assert threads == [1]
+    history = json.loads(Path("model/checkpoint-12/trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+    assert [entry["step"] for entry in history if "eval_loss" in entry] == [0, 4, 8, 12]
     assert f"continuing after step {checkpoint}\n" in answer.out
     assert_same_weights(Path("model"), trained)
     assert not Path("model.partial").exists()
@@ -218,6 +225,13 @@ def test_a_crash_before_the_end_of_publishing_is_made_good_by_resuming(retnet_hf
     Path("model.partial/model.safetensors").write_bytes(b"half a model")
     assert retnet_hf(*TRAIN, "--output", "model", "--resume").code == 0
     assert_same_weights(Path("model"), trained)
+
+
+def test_the_last_of_several_checkpoints_is_resumed_from(retnet_hf, workplace, trained):
+    shutil.copytree(trained, "model.partial")
+    shutil.copytree("model.partial/checkpoint-12", "model.partial/checkpoint-8")
+    answer = retnet_hf(*TRAIN, "--output", "model", "--resume", "--steps", 14)
+    assert "continuing after step 12\n" in answer.out
 
 
 def test_a_half_written_checkpoint_is_passed_over(retnet_hf, workplace, trained):
@@ -478,6 +492,16 @@ def test_the_disk_fills_up_in_the_middle(retnet_hf, workplace, monkeypatch):
     monkeypatch.undo()
     os.chdir(workplace)
     assert retnet_hf(*TRAIN, "--output", "model", "--resume").code == 0
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=str)
+def test_too_little_memory_is_one_line_that_says_what_to_do(retnet_hf, workplace, monkeypatch, error):
+    def fail():
+        raise error
+
+    at_step(monkeypatch, 2, fail)
+    answer = retnet_hf(*TRAIN, "--output", "model")
+    assert (answer.code, answer.err) == (2, "retnet-hf: out of memory; try a smaller --batch-size or --block-size\n")
 
 
 def test_a_bug_is_not_hidden(retnet_hf, workplace, monkeypatch):

@@ -110,4 +110,5 @@ def test_it_is_told_from_hypenet_by_its_model_type():
     data = golden("minicpm_sala/published_like", SMALL)
     found = [name for name, form in FORMATS.items() if form.recognises(data.state_dict.keys(), data.config)]
     assert found[0] == "minicpm_sala"
+    assert not FAMILY.recognises(data.state_dict.keys(), data.config | {"model_type": "hypenet"})
     assert json.loads(json.dumps(data.config)) == data.config

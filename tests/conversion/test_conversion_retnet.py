@@ -12,7 +12,7 @@ from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf_conversion.changes import Known, PairsApart
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.fla import FLA, from_fla, to_fla
-from retnet_hf_conversion.moves import Conversion, Move
+from retnet_hf_conversion.moves import Conversion, Move, require_same
 from retnet_hf_conversion.shapes import shapes_of
 from retnet_hf_conversion.syncdoth import from_syncdoth, to_syncdoth
 from retnet_hf_conversion.torchscale import TORCHSCALE, from_torchscale, to_torchscale
@@ -266,6 +266,18 @@ def test_every_tensor_is_used_once_or_named():
         from_fla(state_dict | {name: torch.ones(32, 31)}, config)
     with pytest.raises(CheckpointError, match=rf"tensor {name} holds values that are not finite"):
         from_fla(state_dict | {name: torch.full((32, 32), math.nan)}, config)
+    for dtype in (torch.complex64, torch.float8_e4m3fn):
+        with pytest.raises(CheckpointError, match=rf"tensor {name} is of type {dtype}: only checkpoints of 16 bits or more"):
+            from_fla(state_dict | {name: torch.ones(32, 32).to(dtype)}, config)
+    with pytest.raises(CheckpointError, match=rf"tensor {name} has dtype torch.int32, but .* cannot have it"):
+        from_fla(state_dict | {name: torch.ones(32, 32, dtype=torch.int32)}, config)
+
+
+def test_equal_fields_that_mean_something_else_are_refused():
+    """What the fields mean can depend on others, as decays do on factors of each layer."""
+    ours, again = small_model().config, small_model().config
+    with pytest.raises(ValueError, match="decay_schedule, with fields that change it, has no counterpart in the format fla"):
+        require_same(ours, again, "fla", lambda config: {"vocab_size": 96, "decay_schedule": id(config)})
 
 
 def test_a_tensor_that_two_of_theirs_would_become_is_refused():

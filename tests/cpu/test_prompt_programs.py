@@ -168,6 +168,11 @@ def test_layers_without_plain_weights_have_no_programs(made, tmp_path):
     fast = compiled(model, tmp_path)
     assert number_of_programs(fast) == 0
     same(read(fast, random_ids(1, 7)), read(model, random_ids(1, 7)))
+    model = small_model()
+    model.model.layers[0] = torch.ao.quantization.quantize_dynamic(model.model.layers[0], {nn.Linear})
+    fast = compiled(model, tmp_path)
+    assert number_of_programs(fast) == len(model.model.layers) - 1
+    same(read(fast, random_ids(1, 7)), read(model, random_ids(1, 7)))
 
 
 def test_new_values_are_read_and_new_weights_end_programs_with_a_warning(made, tmp_path, monkeypatch):

@@ -203,6 +203,8 @@ def test_two_files_travel_with_a_model(family, saved_with_code):
     _, folder, files = saved_with_code(family)
     travelling = {path.name for path in folder.glob("*.py")}
     assert travelling - {"retnet_gpu.py"} == files
+    model_code = (folder / max(files)).read_text(encoding="utf-8")
+    assert ("from .retnet_gpu import" in model_code) == ("retnet_gpu.py" in travelling)
     allowed = {"torch", "transformers", "huggingface_hub", "safetensors", "numpy", *sys.stdlib_module_names}
     for path in folder.glob("*.py"):
         names = top_level_names(path)
@@ -215,7 +217,7 @@ def test_two_files_travel_with_a_model(family, saved_with_code):
 def test_the_code_of_a_model_reads_from_operator_to_model(saved_with_code):
     _, folder, _ = saved_with_code("retnet")
     source = (folder / "modeling_retnet.py").read_text(encoding="utf-8")
-    order = ("def recurrent_retention(", "class Plan(", "class RetNetState(", "class RetNetModel(")
+    order = ("def recurrent_retention(", "class Plan(", "class RetNetState(", "class SavedWithCode", "class RetNetModel(")
     places = [source.index(line) for line in order]
     assert places == sorted(places)
 

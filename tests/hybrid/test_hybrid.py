@@ -22,7 +22,7 @@ from transformer_sources import SIZES, SOURCES
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridModel, RetNetModel, RetNetState
 from retnet_hf.hub.cards import model_card
-from retnet_hf.hybrid.attention_columns import columns_of, visible
+from retnet_hf.hybrid.attention_columns import Kept, Reach, columns_of, visible
 from retnet_hf.hybrid.softmax_attention import AttentionStateLayer, attention_plans
 from retnet_hf.ops.layout import layout_of
 
@@ -302,6 +302,23 @@ def test_visible_by_definition():
                     assert not there[row, query] or bool(seen[row, query, key]) == bool(expected)
                 assert not there[row, query] or not seen[row, query, query + 1 :].any()
                 assert seen[row, query].any()
+
+
+@pytest.mark.parametrize(
+    ("reach", "is_present", "one_document", "stays", "columns", "solid", "front"),
+    [
+        (Reach(window=4, sinks=2), True, True, False, [0, 1, 3, 4, 5], 3, 2),  # the oldest token of the window leaves
+        (Reach(window=4), True, False, False, [1, 2, 3, 4, 5], 3, 0),
+        (Reach(window=4, sinks=2), True, True, True, [0, 1, 2, 3, 4, 5], 3, 2),  # tokens may be taken back
+        (Reach(window=4, sinks=2), True, False, False, [0, 1, 2, 3, 4, 5], 3, None),  # another document has other sinks
+        (Reach(window=4), False, True, False, [0, 1, 2, 3, 4, 5], 0, 0),  # an absent token may leave a gap
+    ],
+)
+def test_compiled_steps_keep_what_later_tokens_may_see(reach, is_present, one_document, stays, columns, solid, front):
+    """One token after five held columns, of which the last three are present in all rows."""
+    kept = Kept(slice(None), 3, reach.sinks).after(1, 5, reach, is_present, one_document, stays)
+    assert torch.arange(6)[kept.columns].tolist() == columns
+    assert (kept.solid, kept.front) == (solid, front)
 
 
 def test_flash_attention_is_refused_where_documents_share_a_row():

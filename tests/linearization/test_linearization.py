@@ -107,7 +107,11 @@ def test_windows_are_refused_where_there_are_others():
 def test_heads_are_measured_by_definition():
     source = source_of("Qwen2")
     blocks = [random_ids(2, 12), random_ids(2, 12, seed=1)]
+    source.train()
     measures = measure_heads(source, blocks)
+    assert attention_implementation(source) == "sdpa"
+    assert source.training
+    source.eval()
     source.set_attn_implementation("eager")
     inputs = []
     handles = [
@@ -124,6 +128,8 @@ def test_heads_are_measured_by_definition():
     outputs = torch.stack(inputs).view(2, 2, 2, 12, 4, -1)  # blocks, layers, B, T, H, V
     torch.testing.assert_close(measures.rms, outputs.square().mean(dim=(0, 2, 3, 5)).sqrt().double(), rtol=1e-5, atol=1e-6)
     assert source.config._attn_implementation == "eager"
+    with pytest.raises(ValueError, match="at least one block of tokens"):
+        measure_heads(source, [])
 
 
 def test_distances_of_a_source_in_half_precision_are_those_in_full():
@@ -135,8 +141,8 @@ def test_distances_of_a_source_in_half_precision_are_those_in_full():
 
 
 def test_the_fastest_decay_is_for_the_head_that_looks_back_least():
-    decays = decays_by_distance("geometric", torch.tensor([30.0, 2.0, 100.0]), (2, 512))
-    assert decays[1] < decays[0] < decays[2]
+    decays = decays_by_distance("geometric", torch.tensor([100.0, 2.0, 30.0]), (2, 512))
+    assert decays[1] < decays[2] < decays[0]
     assert sorted(decays) == pytest.approx([torch.tensor(-1 / tau).exp().item() for tau in (2, 32, 512)])
 
 
@@ -164,14 +170,16 @@ def test_head_outputs_keep_their_size():
     source = source_of("Llama 3")
     measures = measure_heads(source, [random_ids(4, 40)])
     model, ids = transfer(source, kept=[], measures=measures), random_ids(4, 40)
-    retention, outputs = model.model.layers[0].retention, []
-    retention.o_proj.register_forward_pre_hook(lambda _, arguments: outputs.append(arguments[0]))
+    outputs = []
+    for layer in model.model.layers:
+        layer.retention.o_proj.register_forward_pre_hook(lambda _, arguments: outputs.append(arguments[0]))
     model(ids)
-    scaled = retention.o_proj.weight.unflatten(1, (4, -1)) / source.model.layers[0].self_attn.o_proj.weight.unflatten(
-        1, (4, -1)
-    )
-    heads = outputs[0].unflatten(-1, (4, -1)).square().mean(dim=(0, 1, 3)).sqrt()
-    close(heads * scaled[0, :, 0], measures.rms[0].float(), 1e-3)
+    for output, ours, theirs, rms in zip(outputs, model.model.layers, source.model.layers, measures.rms, strict=True):
+        weights = [weight.unflatten(1, (4, -1)) for weight in (ours.retention.o_proj.weight, theirs.self_attn.o_proj.weight)]
+        heads = output.unflatten(-1, (4, -1)).square().mean(dim=(0, 1, 3)).sqrt()
+        close(heads * (weights[0] / weights[1])[0, :, 0], rms.float(), 1e-3)
+    model.generation_config.temperature = 0.5
+    assert source.generation_config.temperature != 0.5
 
 
 def test_the_cost_of_a_layer_is_what_the_model_loses_by_its_window_as_the_first_and_as_the_last_one():

@@ -13,7 +13,7 @@ from transformer_sources import source_of
 from retnet_hf_linearization import costliest_layers, measure_heads, spread_layers, transfer
 from retnet_hf_linearization.alignment import measure_layers
 from retnet_hf_linearization.linearized_card import markdown
-from retnet_hf_linearization.measures import losses_of, repeats, score, token_losses
+from retnet_hf_linearization.measures import losses_of, perplexity, repeats, score, token_losses
 from retnet_hf_linearization.parts_switched_off import parts_of, switched_off
 from retnet_hf_linearization.recall import (
     CUE,
@@ -39,7 +39,7 @@ from retnet_hf_linearization.what_was_kept import (
 
 
 def test_repeated_pairs_are_found():
-    ids = torch.tensor([[1, 2, 3, 1, 2, 2, 2, 2, 3, 1], [0, 0, 0, 1, 0, 1, 1, 1, 0, 0]])
+    ids = torch.tensor([[1, 2, 3, 1, 2, 2, 2, 2, 3, 1], [0, 0, 0, 3, 0, 1, 0, 1, 0, 0]])
     expected = []
     for row in ids.tolist():
         seen, marks = set(), []
@@ -48,6 +48,10 @@ def test_repeated_pairs_are_found():
             seen.add(pair)
         expected.append(marks)
     assert repeats(ids).tolist() == expected
+
+
+def test_a_loss_that_is_too_high_has_an_infinite_perplexity():
+    assert perplexity(699) < perplexity(701) == float("inf")
 
 
 def test_scores_are_mean_losses():
@@ -166,6 +170,7 @@ def test_layers_are_chosen_by_share():
     assert spread_layers(8, 0.25) == [3, 7]
     assert spread_layers(4, 0.01) == [3]
     assert spread_layers(6, 0.5) == [1, 3, 5]
+    assert len(spread_layers(6, 1)) == 5
     assert costliest_layers({0: 0.3, 1: 0.1, 2: 0.9, 3: 0.2}, 0.5) == [0, 2]
     assert costliest_layers({0: 0.3, 1: 0.1}, 0.01) == [0]
 

@@ -308,6 +308,15 @@ def test_a_file_is_held_to_types_and_shapes(saved_state, tmp_path, name, change,
         RetNetState.load(path, state.config)
 
 
+def test_a_state_that_a_model_updates_in_training_is_of_its_weights_at_the_last_call(tmp_path):
+    model, path = small_model("grouped").train(), tmp_path / "state.safetensors"
+    state = model(random_ids(2, 6), use_cache=True).past_key_values
+    with torch.no_grad():
+        model.model.layers[0].retention.q_proj.weight.add_(1)
+    model(random_ids(2, 3, 1), past_key_values=state).past_key_values.save(path)
+    assert RetNetState.load(path, model).get_seq_length() == 9
+
+
 def test_a_state_of_other_weights_is_refused_unless_the_user_knows(tmp_path):
     """Two fine-tunes of one base have one configuration (D3)."""
     model, other, path = small_model("grouped"), small_model("grouped", seed=1), tmp_path / "state.safetensors"

@@ -379,6 +379,9 @@ def test_8_bits_in_wide_types_are_not_black(processor_class):
     bright = np.full((32, 32), 65535)
     for wide in (Image.fromarray(bright.astype(np.int32)), bright.astype(np.int32)):
         assert processor(wide, return_tensors="pt").pixel_values.min() > 0.99
+    dark = processor(np.asarray(grey).astype(np.int32) - 100, return_tensors="pt").pixel_values
+    clipped = np.maximum(np.asarray(grey).astype(np.int32) - 100, 0).astype(np.uint8)
+    assert torch.allclose(dark, processor(clipped, return_tensors="pt").pixel_values, atol=1e-6)
 
 
 def test_a_picture_without_pixels_gets_a_sentence(processor_class):

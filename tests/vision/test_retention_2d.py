@@ -169,12 +169,21 @@ def test_gradients_have_the_dtypes_of_their_operands(dtype):
         )
 
 
-@pytest.mark.parametrize(("height", "width"), [(2, 3 * COMBINED_AT_ONCE + 5), (COMBINED_AT_ONCE + 1, 3), (1, 200), (131, 1)])
-def test_lines_longer_than_one_product_are_combined_in_blocks(height, width):
+@pytest.mark.parametrize(("height", "width"), [(2, 200), (65, 3), (1, 200), (131, 1)])
+def test_long_and_narrow_images_are_those_of_the_masked_product(height, width):
     image = Image(0, height, width)
     for tile_size in (8, (height, 16), (16, width), None):
         output = image.run("chunkwise", tile_size=tile_size)
         assert_close(output, image.masked_product(), torch.float64, f"output, tile size {tile_size}")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_lines_longer_than_one_product_are_combined_in_blocks(turned):
+    """A tile of two columns and the whole height has one line for each row."""
+    length = 2 * COMBINED_AT_ONCE + 5
+    image = Image(0, *((4, length) if turned else (length, 4)))
+    output = image.run("chunkwise", tile_size=(2, length) if turned else (length, 2))
+    assert_close(output, image.masked_product(), torch.float64, "output")
 
 
 @pytest.mark.parametrize("form", FORMS)

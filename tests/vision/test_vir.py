@@ -297,6 +297,14 @@ def test_positions_are_interpolated_bicubically(size):
         exact(embeddings.positions(rows, columns, rows - 1, rows), expected[:, -columns:])
 
 
+def test_a_mirrored_sequence_is_followed_by_itself_in_reverse_order():
+    embeddings, pixel_values = small_vir("mirrored", ViRModel).embeddings, images()
+    with torch.no_grad():
+        once, mirrored = embeddings(pixel_values, (24, 24)).chunk(2, dim=1)
+    assert torch.equal(mirrored, once.flip(1))
+    assert not torch.equal(mirrored, once)
+
+
 def test_positions_of_vit_are_interpolated_alike():
     config = ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=24, patch_size=8

@@ -179,5 +179,7 @@ def test_each_family_says_what_is_wrong_with_pixel_values(family):
         model(torch.zeros(2, 1, 32, 32))
     with pytest.raises(ValueError, match=r"got \(3, 32, 32\)"):
         model(torch.zeros(3, 32, 32))
+    with pytest.raises(ValueError, match="at least one image with pixels, got .0, 3, 32, 32"):
+        model(torch.zeros(0, 3, 32, 32))
     with pytest.raises(ValueError, match="You have to specify pixel_values"):
         model()

@@ -794,6 +794,18 @@ def test_trainer_learns(family, tmp_path):
     same_tensors(loaded.state_dict(), whole.model.state_dict())
 
 
+def test_accumulated_gradients_are_those_of_the_whole_batch(family, tmp_path):
+    """Trainer divides by the number of steps only for a model that says that it does not take the number of items."""
+    options = {"max_steps": 1, "logging_steps": 1}
+    whole = trainer(tmp_path / "whole", family.fresh(), **options)
+    parts = trainer(
+        tmp_path / "parts", family.fresh(), per_device_train_batch_size=4, gradient_accumulation_steps=2, **options
+    )
+    for run in (whole, parts):
+        run.train()
+    assert losses(parts) == pytest.approx(losses(whole), rel=0.1)  # a batch norm sees half the images at a time
+
+
 def test_peft_lora(family, tmp_path):
     """On all linear layers with the head trained: attaches, trains, saves, loads, merges to the same logits."""
     base = family.model()
