@@ -18,6 +18,7 @@ from torch import nn
 import retnet_hf_cpu
 from retnet_hf import RetNetState
 from retnet_hf_cpu import compiled_layer, number_of_programs, original
+from retnet_hf_cpu.prompts import prompt_programs
 
 
 pytest_plugins = ("plain_programs",)  # the fixture `made`
@@ -168,11 +169,18 @@ def test_layers_without_plain_weights_have_no_programs(made, tmp_path):
     fast = compiled(model, tmp_path)
     assert number_of_programs(fast) == 0
     same(read(fast, random_ids(1, 7)), read(model, random_ids(1, 7)))
+
+
+def test_programs_of_prompts_skip_layers_with_quantised_weights(tmp_path):
+    class Quantised(nn.Parameter):
+        """As in torchao, whose weights are parameters of classes of their own."""
+
     model = small_model()
-    model.model.layers[0] = torch.ao.quantization.quantize_dynamic(model.model.layers[0], {nn.Linear})
-    fast = compiled(model, tmp_path)
-    assert number_of_programs(fast) == len(model.model.layers) - 1
-    same(read(fast, random_ids(1, 7)), read(model, random_ids(1, 7)))
+    first, second, *_ = model.model.layers
+    first.mlp.up_proj.weight = Quantised(first.mlp.up_proj.weight.detach())
+    for layers in ([first, second], [second, first]):
+        made = prompt_programs(layers, model.config, tmp_path)
+        assert [programs is None for programs in made] == [layer is first for layer in layers]
 
 
 def test_new_values_are_read_and_new_weights_end_programs_with_a_warning(made, tmp_path, monkeypatch):
