@@ -489,7 +489,6 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("(False, True) if parts > 1 else ()", "(False,) if parts > 1 else ()"),
             ("own = needed and not needs_autograd(log_decay)", "own = needed"),
             ("readers = [Reader(value, True), Reader(key)]", "readers = [Reader(key, True), Reader(key)]"),
-            ("(min(rows, height), min(columns, width))", "(min(columns, height), min(rows, width))"),
             ("if torch.compiler.is_compiling() and not (", "if False and not ("),
         ],
     ),

@@ -171,7 +171,7 @@ def test_layers_without_plain_weights_have_no_programs(made, tmp_path):
     same(read(fast, random_ids(1, 7)), read(model, random_ids(1, 7)))
 
 
-def test_programs_of_prompts_skip_layers_with_quantised_weights(tmp_path):
+def test_programs_of_prompts_skip_layers_with_quantised_weights(made, tmp_path):
     class Quantised(nn.Parameter):
         """As in torchao, whose weights are parameters of classes of their own."""
 
