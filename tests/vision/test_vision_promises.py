@@ -794,7 +794,16 @@ def test_trainer_learns(family, tmp_path):
     same_tensors(loaded.state_dict(), whole.model.state_dict())
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch(family, tmp_path):
+class SeveralColours(Colours):
+    """Pictures that may have several labels at once, for which the loss is a mean whatever the number of items."""
+
+    def __getitem__(self, index: int) -> dict:
+        item = super().__getitem__(index)
+        return item | {"labels": torch.eye(5)[item["labels"]]}
+
+
+@pytest.mark.parametrize("pictures", [Colours, SeveralColours])
+def test_accumulated_gradients_are_those_of_the_whole_batch(family, tmp_path, pictures):
     """Trainer divides by the number of steps only for a model that says that it does not take the number of items."""
     options = {"max_steps": 1, "logging_steps": 1}
     whole = trainer(tmp_path / "whole", family.fresh(), **options)
@@ -802,6 +811,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(family, tmp_path):
         tmp_path / "parts", family.fresh(), per_device_train_batch_size=4, gradient_accumulation_steps=2, **options
     )
     for run in (whole, parts):
+        run.train_dataset = pictures()
         run.train()
     assert losses(parts) == pytest.approx(losses(whole), rel=0.1)  # a batch norm sees half the images at a time
 
