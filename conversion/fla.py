@@ -59,11 +59,15 @@ def hybrid_fields(content: dict[str, Any]) -> dict[str, Any]:
     known = {*ATTENTION, "layers", "window_size", "qk_norm"}  # RetNet's blocks do not read qk_norm
     kinds, found, windows = ["linear_attention"] * layers, {}, set()
     for spec in stated:
-        if not isinstance(spec, dict) or "num_heads" not in spec or spec.keys() - known:
-            raise ValueError(f"attn in config.json must have num_heads, and of {', '.join(sorted(known))}, got {spec!r}")
+        heads = spec.get("num_heads") if isinstance(spec, dict) else None
+        if type(heads) is not int or heads < 1 or spec.keys() - known or not isinstance(spec.get("layers") or [], list):
+            raise ValueError(
+                "attn in config.json must have num_heads, a number, layers, a list, and no key but "
+                f"{', '.join(sorted(known))}, got {spec!r}"
+            )
         window = spec.get("window_size")
         for layer in spec.get("layers") or ():
-            if layer not in range(layers) or kinds[layer] != "linear_attention":
+            if type(layer) is not int or layer not in range(layers) or kinds[layer] != "linear_attention":
                 raise ValueError(f"layers of attn in config.json must be distinct numbers below {layers}, got {layer!r}")
             kinds[layer] = "full_attention" if window is None else "sliding_attention"
             windows.add(window)

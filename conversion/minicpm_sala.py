@@ -2,7 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """MiniCPM-SALA (openbmb): retention as in HypeNet, and softmax attention without norms of queries and keys.
 
-The softmax layers of texts of `dense_len` tokens or more are block-sparse in the published model, and refused here.
+The softmax layers of texts of `dense_len` tokens or more are block-sparse in the published model, and refused here. The
+sizes of the blocks are read without effect: a config.json that is written has the published ones.
 
 The published model multiplies each branch by s = scale_depth / sqrt(L) before it joins the residual stream x. Here the
 stream is x / s: the embeddings are multiplied by scale_emb / s, and the epsilon of its norms is divided by s squared.
@@ -41,6 +42,9 @@ def mixers_of(kinds: list[str], ours: RetNetHybridConfig) -> list[str]:
 def scales_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns our multipliers and epsilons: see the top of this file."""
     hidden, eps = fields["hidden_size"], config.get("rms_norm_eps", 1e-6)
+    for name in ("scale_depth", "scale_emb"):
+        if not config.get(name, 1) > 0:
+            raise ValueError(f"{name} in config.json must be positive, got {config.get(name)}")
     branch = config.get("scale_depth", 1) / math.sqrt(fields["num_hidden_layers"])
     scale = config.get("lightning_scale", "1/sqrt(d)")
     return {
@@ -62,15 +66,22 @@ def scales_back(ours: RetNetHybridConfig) -> dict[str, Any]:
     return {name: float(f"{scale:.15g}") for name, scale in scales.items()} | own
 
 
+BLOCKS = {"kernel_size": 32, "kernel_stride": 16, "init_blocks": 1, "block_size": 64, "window_size": 2048, "topk": 64}
+BLOCKS |= {"use_nope": False}
+
+
 def longest_there(sparse: dict[str, Any] | None, fields: Mapping[str, Any]) -> int | None:
-    """Returns the length up to which softmax layers are dense."""
-    return None if not sparse else sparse.get("dense_len", 8192) - 1
+    """Returns the length up to which softmax layers are dense. The sizes of blocks in longer texts are not kept."""
+    if not sparse:
+        return None
+    if unknown := sorted(sparse.keys() - BLOCKS.keys() - {"dense_len"}):
+        raise ValueError(f"sparse_config in config.json must have no other key than the published ones, got {unknown[0]!r}")
+    return sparse.get("dense_len", 8192) - 1
 
 
 def longest_back(most: int | None, ours: RetNetHybridConfig) -> dict[str, Any] | None:
     """Returns their `sparse_config`, with the published sizes of blocks."""
-    sizes = {"kernel_size": 32, "kernel_stride": 16, "init_blocks": 1, "block_size": 64, "window_size": 2048, "topk": 64}
-    return None if most is None else sizes | {"use_nope": False, "dense_len": most + 1}
+    return None if most is None else BLOCKS | {"dense_len": most + 1}
 
 
 FAMILY = Family(

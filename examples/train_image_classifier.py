@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from datasets import ClassLabel, Dataset, DatasetDict, Image, load_dataset
+from datasets import ClassLabel, Dataset, DatasetDict, Image, Value, load_dataset
 from PIL import Image as Picture
 from transformers import AutoModelForImageClassification, EvalPrediction, HfArgumentParser, Trainer, TrainingArguments
 
@@ -128,7 +128,9 @@ def load(options: Options) -> DatasetDict:
         {old: new for old, new in ((options.image_column, "image"), (options.label_column, "label")) if old != new}
     ).cast_column("image", Image(mode="RGB"))
     if not isinstance(data["train"].features["label"], ClassLabel):
-        data = data.class_encode_column("label")
+        data = data.cast_column("label", Value("string"))
+        data["train"] = data["train"].class_encode_column("label")
+        data = data.cast_column("label", data["train"].features["label"])  # one number for a name in all splits
     test = next((data[split] for split in ("test", "validation", "valid") if split in data), None)
     if test is None:
         return data["train"].train_test_split(options.held_out, stratify_by_column="label", seed=0)
@@ -194,7 +196,9 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         processing_class=processor,
         compute_metrics=accuracy,
     )
-    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+    trainer.train(
+        resume_from_checkpoint={"True": True}.get(training.resume_from_checkpoint, training.resume_from_checkpoint)
+    )
     trainer.save_model()
     metrics = trainer.evaluate()
     trainer.save_metrics("eval", metrics)

@@ -152,7 +152,7 @@ class CausalGraph(nn.Module):
         pasts = self._pasts(state, position_ids)
         plans = self._plans(position_ids)
         hidden_states = inner.read(hidden_states, plans, SimpleNamespace(layers=pasts))
-        return self.model.lm_head(hidden_states), *self._state(pasts)
+        return self.model.lm_head(self.model.input_of_head(hidden_states)), *self._state(pasts)
 
     def _plans(self, position: Tensor) -> list[Plan | AttentionOfState]:
         inner = self.model.model

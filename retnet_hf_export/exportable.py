@@ -26,5 +26,7 @@ def require_exportable(model: Any, kinds: Sequence[str] = ()) -> None:
         raise ExportError(f"a {type(model).__name__} cannot be exported: only RetNetForCausalLM, {others} are supported")
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise ExportError(f"weights can be float32, int8 or int4, not {unknown[0]!r}")
+    if getattr(model.config, "attention_max_length", None) is not None:
+        raise ExportError("attention_max_length must be None: an exported model cannot refuse longer texts")
     if getattr(model, "hf_quantizer", None) is not None:
         raise ExportError("the weights are quantised: load the model in full or half precision, and quantise the export")

@@ -68,6 +68,9 @@ class ServingChecks(MambaModelConfig):
         """Raises ValueError for options that would change or prevent the model's output, then sets vLLM's options."""
         refuse_what_has_no_memory(vllm_config.model_config.hf_config)
         config, ranks = vllm_config.model_config.hf_config, vllm_config.parallel_config.tensor_parallel_size
+        most, asked = getattr(config, "attention_max_length", None), vllm_config.model_config.max_model_len
+        if most is not None and asked > most:
+            raise ValueError(f"max_model_len must be at most attention_max_length, {most}, got {asked}.")
         cache = vllm_config.cache_config
         for name, value in (
             ("num_attention_heads", config.num_attention_heads),

@@ -45,7 +45,9 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
         self.lm_head = ParallelLMHead(*size, quant_config=quantization, prefix=maybe_prefix(prefix, "lm_head"))
         if self.config.tie_word_embeddings:
             self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
-        self.logits_processor = LogitsProcessor(self.config.vocab_size)
+        self.logits_processor = LogitsProcessor(
+            self.config.vocab_size, scale=1 / (getattr(self.config, "logits_scaling", None) or 1)
+        )
         self.state = RetNetState(self.config)
         self.state.layers = []
         for layer, kind in enumerate(self.config.layer_types):

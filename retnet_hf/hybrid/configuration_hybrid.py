@@ -42,7 +42,7 @@ class RetNetHybridConfig(RetNetConfig):
         attention_gate_act (`str`, *optional*): activation of a gate on the output of softmax layers; no gate if absent.
         attention_qkv_bias, attention_use_qk_norm (`bool`, *optional*), attention_rope_theta (`float`, *optional*):
             `qkv_bias`, `use_qk_norm` and the `rope_theta` of softmax layers; the same as in retention if absent.
-        attention_max_length (`int`, *optional*): the most tokens of a text, with padding, that softmax layers accept; any
+        attention_max_length (`int`, *optional*): the most tokens of a row, with padding, that "full_attention" accepts; any
             number if absent. For models that attend to blocks of longer texts, which is not supported.
         attention_log_base (`float`, *optional*): if a is given, softmax queries at position t are multiplied by
             ln(t + a) / ln a.
@@ -73,7 +73,7 @@ class RetNetHybridConfig(RetNetConfig):
             softmax attention, or the feed-forward network, joins it; `residual_multiplier` if absent.
         norm_affine (`bool`): whether the norms of the residual stream have weights. qk_norm_eps (`float`, *optional*):
             epsilon of the norms of queries and keys; `rms_norm_eps` if absent. logits_scaling (`float`, *optional*):
-            number by which the output of the last norm, and with it the logits, are divided.
+            divisor of the logits of a language model.
 
     The other arguments are the arguments of `RetNetConfig`.
 
@@ -171,6 +171,14 @@ class RetNetHybridConfig(RetNetConfig):
         given = self.attention_num_heads, self.attention_num_key_value_heads, size, size
         return tuple(default if number is None else number for number, default in zip(given, own))
 
+    def mixer_options(self, layer: int) -> tuple[bool, float | None]:
+        """Returns the options as `RetNetConfig` does, also for layers of softmax attention."""
+        bias, normalised = self.qkv_bias, self.use_qk_norm
+        if self.layer_types[layer] != "linear_attention":
+            bias = bias if self.attention_qkv_bias is None else self.attention_qkv_bias
+            normalised = normalised if self.attention_use_qk_norm is None else self.attention_use_qk_norm
+        return bias, (self.qk_norm_eps or self.rms_norm_eps) if normalised else None
+
     def state_shape(self, layer: int) -> tuple[int, int, int]:
         """Returns the shape as `RetNetConfig` does. Keys are twice as long in layers with learned rotation."""
         heads, key_size, value_size = super().state_shape(layer)
@@ -250,9 +258,7 @@ class RetNetHybridConfig(RetNetConfig):
         check.positive_or_none("qk_norm_eps", "logits_scaling")
         check.positive_integer_or_none("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim")
         check.positive_integer_or_none("attention_max_length")
-        check.require(
-            self.logits_scaling is None or self.norm_position == "pre", "logits_scaling", 'None if norm_position is "post"'
-        )
+        check.require(self.logits_scaling is None or not self.bidirectional, "logits_scaling", "None in an encoder")
         heads = self.num_attention_heads
         groups = self.head_norm_groups
         check.require(
@@ -285,11 +291,11 @@ class RetNetHybridConfig(RetNetConfig):
             "attention_head_dim",
             f"head_dim ({self.head_dim}), None or, if rope_type (here {rope_type}) is default, an even number",
         )
-        theta = self.attention_rope_theta
+        theta, turns = self.attention_rope_theta, self.use_rotary and self.rotary_layers != "linear_attention"
         check.require(
-            theta is None or (theta >= 1 and rope_type == "default" and self.use_rotary),
+            theta is None or (theta >= 1 and rope_type == "default" and turns),
             "attention_rope_theta",
-            "a number of at least 1 if use_rotary is True and rope_type is default, or None",
+            "a number of at least 1 if softmax layers rotate and rope_type is default, or None",
         )
         base = self.attention_log_base
         check.require(base is None or base > 1, "attention_log_base", "a number above 1, or None")

@@ -50,7 +50,6 @@ class RetNetHybridRetention(RetNetRetention):
 
     def __init__(self, config: RetNetHybridConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        set_eps(config.qk_norm_eps, self.q_norm, self.k_norm)
         heads, eps, affine = config.num_attention_heads, config.head_norm_eps, config.head_norm_affine
         self.value_act = nn.Identity() if config.value_act is None else ACT2FN[config.value_act]
         self.learned_rotation = None
@@ -77,14 +76,6 @@ class RetNetAttention(RetNetTokenMixer):
 
     def __init__(self, config: RetNetHybridConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx, config.attention_gate_act)
-        if config.attention_qkv_bias is not None:
-            for linear in (self.q_proj, self.k_proj, self.v_proj):
-                bias = nn.Parameter(linear.weight.new_zeros(linear.out_features)) if config.attention_qkv_bias else None
-                linear.register_parameter("bias", bias)
-        if config.attention_use_qk_norm is not None:
-            sizes = [self.head_dim] * 2 if config.attention_use_qk_norm else []
-            self.q_norm, self.k_norm = [RetNetRMSNorm(size, config.rms_norm_eps) for size in sizes] or (None, None)
-        set_eps(config.qk_norm_eps, self.q_norm, self.k_norm)
 
     def forward(
         self,
@@ -146,22 +137,6 @@ def without_weights(*norms: RetNetRMSNorm | nn.Module | None) -> None:
             norm.register_parameter("weight", None)
 
 
-def set_eps(eps: float | None, *norms: nn.RMSNorm | None) -> None:
-    """Sets the epsilon of norms, if it is given."""
-    for norm in norms if eps is not None else ():
-        if norm is not None:
-            norm.eps = eps
-
-
-class DividedRMSNorm(RetNetRMSNorm):
-    """RMS norm with a divisor of its output."""
-
-    divisor = 1.0
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return super().forward(hidden_states) / self.divisor
-
-
 class RetNetHybridPreTrainedModel(RetNetPreTrainedModel):
     config: RetNetHybridConfig
     config_class = RetNetHybridConfig
@@ -202,9 +177,6 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
 
     def __init__(self, config: RetNetHybridConfig) -> None:
         super().__init__(config)
-        if config.logits_scaling is not None:
-            self.norm = DividedRMSNorm(config.hidden_size, config.rms_norm_eps)
-            self.norm.divisor = config.logits_scaling
         if not config.norm_affine:
             without_weights(self.norm, self.embed_norm)
         if config.use_router_bias:  # a rounded bias would choose other experts
@@ -262,6 +234,21 @@ class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
     """A hybrid with a language modelling head."""
 
     model_class = RetNetHybridModel
+
+    def input_of_head(self, hidden_states: Tensor) -> Tensor:
+        """Returns the hidden states, divided by what divides the logits."""
+        scaling = self.config.logits_scaling
+        return hidden_states if scaling is None else hidden_states / scaling
+
+    def _validate_generated_length(self, generation_config: Any, input_ids_length: int, *args: Any) -> None:
+        """Raises ValueError before the first token if a text would become longer than softmax layers accept."""
+        super()._validate_generated_length(generation_config, input_ids_length, *args)
+        most, asked = self.config.attention_max_length, generation_config.max_length - 1  # the last token is not read
+        if most is not None and asked > most:
+            raise ValueError(
+                f"prompt and new tokens must be at most {most + 1} (attention_max_length and one), got {asked + 1}: "
+                "max_length or max_new_tokens limits them."
+            )
 
     def outputs_of(
         self, outputs: MoeModelOutputWithPast, loss: Tensor | None, logits: Tensor | None, attention_mask: Tensor | None

@@ -240,10 +240,10 @@ class AttentionPlan(OnDevice):
         size = length if whole else max(at_a_time, self.reach.window)
         keys = columns if past is None else self.reading.columns
         most = config.attention_max_length
-        if most is not None and keys.count.shape[1] > most:
+        if most is not None and self.reach.window is None and keys.count.shape[1] > most:
             raise ValueError(
-                f"a text must have at most {most} tokens with padding (attention_max_length), got {keys.count.shape[1]}: "
-                "the authors' model computes another attention for longer texts."
+                f"a row must have at most {most} tokens with padding (attention_max_length), got {keys.count.shape[1]}: the "
+                "authors' model computes another attention for longer texts."
             )
         causal = layout.present is None and layout.starts is None and past is None
         sinks, self.halves = keys.beginnings(self.reach.sinks) if self.reach.sinks else None, None

@@ -58,6 +58,8 @@ class CausalConv1d(nn.Conv1d):
         own = part_of(state, self, ConvolutionState)
         check_call(hidden_states, self.in_channels, -1 if own is None else own.batch_size, mask)
         batch, tokens, channels = hidden_states.shape
+        if mask is not None:
+            hidden_states = hidden_states.masked_fill(mask[..., None] == 0, 0)  # absent tokens may hold nan
         tail = None if own is None else own.tail
         tail = hidden_states.new_zeros(batch, self.span, channels) if tail is None else tail.to(hidden_states.dtype)
         joined = torch.cat([tail, hidden_states], dim=1)  # (B, span + T, C)

@@ -345,6 +345,13 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         """Returns (H, G, K, V) of a layer's token mixer: heads, key/value heads, key size and value size."""
         return self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.value_head_dim
 
+    def mixer_options(self, layer: int) -> tuple[bool, float | None]:
+        """Returns whether a layer's queries, keys and values have biases, and the epsilon of the norms of queries and keys.
+
+        The epsilon is None if there are no norms.
+        """
+        return self.qkv_bias, self.rms_norm_eps if self.use_qk_norm else None
+
     @property
     def has_decays_per_layer(self) -> bool:
         """Returns whether each layer has its own decays."""

@@ -365,7 +365,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden_states, loss = outputs.last_hidden_state[:, kept, :], None
+        hidden_states, loss = self.input_of_head(outputs.last_hidden_state[:, kept, :]), None
         own_loss = labels is not None and self.loss_function is ForCausalLMLoss
         if own_loss and labels.shape == hidden_states.shape[:2]:
             shifted = kwargs.pop("shift_labels", None)
@@ -377,6 +377,10 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
             if labels is not None:
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return self.outputs_of(outputs, loss, None if skip_logits else logits, attention_mask)
+
+    def input_of_head(self, hidden_states: Tensor) -> Tensor:
+        """Returns what the head reads instead of the hidden states (B, T, D)."""
+        return hidden_states
 
     def outputs_of(
         self, outputs: BaseModelOutputWithPast, loss: Tensor | None, logits: Tensor | None, attention_mask: Tensor | None

@@ -117,7 +117,7 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
 
         Raises:
             ValueError: for hidden states, masks or documents of other shapes, a float mask, a state in a bidirectional
-                layer, and a state of other options, of other weights or of another number of rows.
+                layer, and a state of other options, of another number of rows or, except in compiled code, of other weights.
             TypeError: for something else than a state.
         """
         config, own = self.config, part_of(state, self, RetNetState)
@@ -128,8 +128,8 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
             if own.config.state_fingerprint != config.state_fingerprint:
                 raise ValueError("state is that of a layer with other options.")
             own.config = config  # so that the options are compared once
-        if own is state is not None and not torch.compiler.is_compiling():
-            own.require_weights(self)  # StreamState compares the weights of a whole model
+        if isinstance(state, RetNetState) and not torch.compiler.is_compiling():
+            state.require_weights(self, alone=True)  # StreamState compares the weights of a whole model
         if mask is not None:
             hidden_states = hidden_states.masked_fill(mask[..., None] == 0, 0)  # absent tokens may hold nan
         past = None if own is None else own.layers[0]

@@ -40,7 +40,8 @@ class RetNetTokenMixer(nn.Module):
         self.layer_idx = layer_idx
         heads, groups, self.head_dim, self.value_head_dim = config.mixer_sizes(layer_idx)
         self.num_key_value_groups = heads // groups
-        hidden_size, bias, values = config.hidden_size, config.qkv_bias, heads * self.value_head_dim
+        hidden_size, values = config.hidden_size, heads * self.value_head_dim
+        bias, norm_eps = config.mixer_options(layer_idx)
         self.q_proj = projection(hidden_size, heads * self.head_dim, gain, on_value_path=False, bias=bias)
         self.k_proj = projection(hidden_size, groups * self.head_dim, gain, on_value_path=False, bias=bias)
         self.v_proj = projection(hidden_size, groups * self.value_head_dim, gain, bias=bias)
@@ -48,8 +49,8 @@ class RetNetTokenMixer(nn.Module):
         self.o_proj = projection(values, hidden_size, output_gain)
         self.gate_fn = None if gate_act is None else ACT2FN[gate_act]
         self.q_norm = self.k_norm = None
-        if config.use_qk_norm:
-            self.q_norm, self.k_norm = (RetNetRMSNorm(self.head_dim, config.rms_norm_eps) for _ in range(2))
+        if norm_eps is not None:
+            self.q_norm, self.k_norm = (RetNetRMSNorm(self.head_dim, norm_eps) for _ in range(2))
 
     def heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries (B, H, T, K), keys (B, G, T, K) and values (B, G, T, V) of hidden states (B, T, D)."""

@@ -572,14 +572,20 @@ class RetNetState(Cache):
             return self._mark
         return weights_mark(model) if weights_version(model) == self._read_with else OF_NO_WEIGHTS
 
-    def require_weights(self, model: nn.Module) -> None:
+    def require_weights(self, model: nn.Module, alone: bool = False) -> None:
         """Stores which model updates the state.
 
+        Args:
+            alone: whether to refuse a state that a model with other weights has updated in this process.
+
         Raises:
-            ValueError: if the state was loaded from a file and computed by other weights.
+            ValueError: if the state was loaded from a file and computed by other weights, or by `alone`.
         """
-        if self._writer is not None and self._writer() is model and not model.training:
+        writer = None if self._writer is None else self._writer()
+        if writer is model and not model.training:
             return  # weights only change in training
+        if alone and writer not in (None, model) and self.batch_size > 0 and weights_mark(writer) != weights_mark(model):
+            raise ValueError(f"the state was updated by another {type(model).__name__}, with other weights.")
         if self._mark is not None:
             own = weights_mark(model)
             if own is not None and not is_of_same_weights(own, self._mark):

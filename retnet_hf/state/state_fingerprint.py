@@ -83,7 +83,9 @@ def _of_hybrid(config: PreTrainedConfig) -> dict[str, Any]:
         "attention_num_key_value_heads": None,  # included in the sizes
         "attention_head_dim": None,
         "attention_gate_act": _activation(config.attention_gate_act),
-        "qk_norm_eps": _own(config.qk_norm_eps, config.rms_norm_eps) if config.use_qk_norm else None,
+        "qk_norm_eps": _own(config.qk_norm_eps, config.rms_norm_eps)
+        if config.use_qk_norm or config.attention_use_qk_norm
+        else None,
         "logits_scaling": _own(config.logits_scaling, 1),
         "attention_qkv_bias": _own(config.attention_qkv_bias, config.qkv_bias),
         "attention_use_qk_norm": _own(config.attention_use_qk_norm, config.use_qk_norm),

@@ -12,7 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from .retention_state import RetNetState, StateLayer, checked_rows, row_indices
-from .state_file import check_names, is_of_same_weights, read_state_file, weights_mark, write_state_file
+from .state_file import (
+    KEY_DTYPES,
+    OF_NO_WEIGHTS,
+    STATE_DTYPES,
+    check_names,
+    is_of_same_weights,
+    read_state_file,
+    weights_mark,
+    weights_version,
+    write_state_file,
+)
+
+
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+DTYPES = {  # of the tensors of a file; others have those of hidden states
+    "recurrent_states": STATE_DTYPES,
+    "next_position": (torch.int64,),
+    "cumulative_length": (torch.int64,),
+}
 
 
 def check_call(
@@ -39,13 +57,18 @@ def check_call(
         raise ValueError(f"state holds {state_rows} rows, but hidden_states have {expected[0]}. select takes some of them.")
 
 
+def name_of_model(name: str) -> str:
+    """Returns the name of a module without the parts that torch.compile, checkpointing and FSDP add."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
 def part_of(state: "StreamState | RetNetState | ConvolutionState | None", layer: nn.Module, kind: type) -> Any:
     """Returns the part of a state that belongs to a layer, of the type `kind`, or None.
 
     Raises:
         TypeError: for anything that is no state of such a layer.
     """
-    part = state[layer] if isinstance(state, StreamState) else state
+    part = state.part_at_call(layer) if isinstance(state, StreamState) else state
     if part is not None and not isinstance(part, kind):
         raise TypeError(f"state must be a StreamState, a {kind.__name__} or None, got a {type(part).__name__}.")
     return part
@@ -121,11 +144,13 @@ class StreamState:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        streaming = (each for each in model.named_modules() if getattr(each[1], "reads_streams", False))
-        self.layers = {name.replace("_orig_mod.", "").removeprefix("module."): module for name, module in streaming}
-        if not self.layers:  # the prefixes above are those of torch.compile and DistributedDataParallel
+        model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        streaming = (each for each in model.named_modules() if getattr(type(each[1]), "reads_streams", False))
+        self.layers = {name_of_model(name): module for name, module in streaming}
+        if not self.layers:
             raise ValueError(f"{type(model).__name__} has no streaming layer: MultiScaleRetention or CausalConv1d.")
         self.parts = {module: module.new_state() for module in self.layers.values()}
+        self.versions: dict[nn.Module, int] = {}  # of the weights of each layer when it began to read
 
     def __getitem__(self, layer: nn.Module) -> RetNetState | ConvolutionState:
         """Returns the part of a layer. Raises ValueError for a layer of another model."""
@@ -136,9 +161,16 @@ class StreamState:
             )
         return self.parts[layer]
 
+    def part_at_call(self, layer: nn.Module) -> "RetNetState | ConvolutionState":
+        """Returns the part of a layer that is called, and records the version of its weights. Raises as `self[layer]`."""
+        part = self[layer]
+        if layer not in self.versions and not torch.compiler.is_compiling():
+            self.versions[layer] = weights_version(layer)
+        return part
+
     def _with_parts(self, parts: "dict[nn.Module, RetNetState | ConvolutionState]") -> "StreamState":
         twin = copy.copy(self)
-        twin.parts = parts
+        twin.parts, twin.versions = parts, dict(self.versions)
         return twin
 
     @property
@@ -151,7 +183,12 @@ class StreamState:
         return self._with_parts({layer: part.clone() for layer, part in self.parts.items()})
 
     def __deepcopy__(self, memo: dict) -> "StreamState":
-        return self.clone()
+        twin = self.clone()
+        copies = {layer: memo.get(id(layer), layer) for layer in self.parts}  # of a model that is copied with its state
+        twin.layers = {name: copies[layer] for name, layer in self.layers.items()}
+        twin.parts = {copies[layer]: part for layer, part in twin.parts.items()}
+        twin.versions = {}
+        return twin
 
     def select(self, rows: Tensor | list[int]) -> "StreamState":
         """Returns a state made of the given rows, in that order. A row may come more than once."""
@@ -164,6 +201,7 @@ class StreamState:
         Raises:
             ValueError: for no states, states of different models, or states that have read nothing.
         """
+        states = list(states)
         if not states or any(state.layers != states[0].layers for state in states):
             raise ValueError("concatenate takes one or more states of one model.")
         if not all(holder.is_initialized for state in states for holder in state._holders().values()):
@@ -220,16 +258,20 @@ class StreamState:
         """Writes the state as one safetensors file with a checksum and a mark of the weights, complete or not at all.
 
         Args:
-            model: the model that has computed the state.
+            model: the model that has computed the state. If its layers were trained since then, the mark fits no model.
 
         Raises:
-            ValueError: if a layer has read nothing.
+            ValueError: if a layer has read nothing, or for another model.
         """
+        if StreamState(model).layers != self.layers:
+            raise ValueError("model must be the model that has computed the state: it has other layers.")
+        is_changed = any(weights_version(layer) != version for layer, version in self.versions.items())
+        mark = OF_NO_WEIGHTS if is_changed else weights_mark(model)
         holders = self._holders()
         if not all(holder.is_initialized for holder in holders.values()):
             raise ValueError("a state with a layer that has read nothing cannot be saved.")
         tensors = {f"{name}.{part}": getattr(holder, part) for name, holder in holders.items() for part in holder.SAVED}
-        write_state_file(path, tensors, self.fingerprint, weights_mark(model), "StreamState")
+        write_state_file(path, tensors, self.fingerprint, mark, "StreamState")
 
     @classmethod
     def load(
@@ -251,8 +293,10 @@ class StreamState:
             shapes = state._shapes(tensors[first].shape[0] if first in tensors and tensors[first].dim() else 1)
             check_names(path, tensors, shapes)
             for name, tensor in tensors.items():
-                if tensor.shape != shapes[name]:
-                    raise ValueError(f"{path} holds {name} as {tuple(tensor.shape)}, which should be {shapes[name]}.")
+                dtypes = DTYPES.get(name.rpartition(".")[2], KEY_DTYPES)
+                if tensor.shape != shapes[name] or tensor.dtype not in dtypes:
+                    given, wanted = f"{tuple(tensor.shape)} {tensor.dtype}", " or ".join(map(str, dtypes))
+                    raise ValueError(f"{path} holds {name} as {given}, which should be {shapes[name]} {wanted}.")
                 if tensor.is_floating_point() and not tensor.isfinite().all():
                     raise ValueError(f"{path} holds {name} with values that are not finite.")
 

@@ -106,8 +106,11 @@ def test_no_softmax_layer_is_a_plain_retnet(tmp_path):
         ({"layers": [3], "num_heads": 4}, "layers of attn in config.json must be distinct numbers below 3, got 3"),
         ({"layers": [1, 1], "num_heads": 4}, "must be distinct numbers below 3, got 1"),
         ({"layers": ["1"], "num_heads": 4}, "must be distinct numbers below 3, got '1'"),
+        ({"layers": [True], "num_heads": 4}, "must be distinct numbers below 3, got True"),
         ({"layers": [1]}, "attn in config.json must have num_heads"),
-        ({"layers": [1], "num_heads": 4, "gate": True}, "attn in config.json must have num_heads, and of "),
+        ({"layers": [1], "num_heads": None}, "attn in config.json must have num_heads"),
+        ({"layers": 1, "num_heads": 4}, "attn in config.json must have num_heads, a number, layers, a list"),
+        ({"layers": [1], "num_heads": 4, "gate": True}, "attn in config.json must have num_heads, .* and no key but "),
         ("full", "attn in config.json must have num_heads"),
         (
             [{"layers": [0], "num_heads": 4}, {"layers": [1], "num_heads": 2}],

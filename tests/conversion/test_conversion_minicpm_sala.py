@@ -73,6 +73,19 @@ def test_a_text_that_the_published_model_reads_sparsely_is_refused_at_the_call()
         state = model(ids[:, :49], use_cache=True).past_key_values
         with pytest.raises(ValueError, match="at most 49 tokens"):
             model(ids[:, :1], past_key_values=state)
+        model.generation_config.eos_token_id = None
+        assert model.generate(ids[:, :45], max_new_tokens=5, do_sample=False).shape == (1, 50)
+        with pytest.raises(ValueError, match=r"prompt and new tokens must be at most 50 .*, got 51"):
+            model.generate(ids[:, :45], max_new_tokens=6, do_sample=False)
+
+
+def test_hidden_states_are_those_of_the_authors_and_logits_are_divided():
+    model, data = read("minicpm_sala/published_like")
+    scaling, ids = model.config.logits_scaling, data.tensors["input_ids"]
+    assert scaling != 1
+    with torch.no_grad():
+        outputs = model(ids, output_hidden_states=True)
+        torch.testing.assert_close(outputs.logits, model.lm_head(outputs.hidden_states[-1]) / scaling, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +95,8 @@ def test_a_text_that_the_published_model_reads_sparsely_is_refused_at_the_call()
         ({"qk_norm": False}, "qk_norm in config.json must be True"),
         ({"use_output_norm": False}, "use_output_norm in config.json must be True"),
         ({"new_option": 3}, "new_option"),
+        ({"sparse_config": {"dense_len": 8192, "new_option": 3}}, "sparse_config in config.json .* got 'new_option'"),
+        ({"scale_depth": 0}, "scale_depth in config.json must be positive, got 0"),
     ],
 )
 def test_what_has_no_counterpart_is_refused(fields, words):

@@ -358,6 +358,11 @@ def test_errors_of_the_configuration(fields, sentence):
         small_config("hybrid", **fields)
 
 
+def test_the_fingerprint_has_the_epsilon_of_norms_that_softmax_layers_alone_have():
+    marks = {small_config("hybrid", attention_use_qk_norm=True, qk_norm_eps=eps).state_fingerprint for eps in (1e-6, 0.5)}
+    assert len(marks) == 2
+
+
 def test_a_model_of_retention_alone_says_nothing_of_layer_types():
     config = small_config()
     assert config.layer_types == ["linear_attention"] * 2

@@ -3,6 +3,7 @@
 """`StreamState` and `CausalConv1d`: a model of retention and convolutions reads streams as it reads whole sequences."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional as F
 
 from retnet_hf import CausalConv1d, MultiScaleRetention, RetNetState, StreamState
@@ -181,12 +183,15 @@ def test_changed_files_are_refused(model, tmp_path, change, words):
         StreamState.load(file, model)
 
 
-def test_a_compiled_step_computes_the_same_without_new_graphs(model):
-    step, state = torch.compile(model, backend="eager", fullgraph=True), StreamState(model)
-    whole = frames(2, 6)
+def test_a_compiled_step_computes_the_same_without_new_graphs(model, fresh_compiler):
+    graphs, state, whole = [], StreamState(model), frames(2, 8)
+    step = torch.compile(model, backend=lambda graph, inputs: graphs.append(graph) or graph.forward, fullgraph=True)
     model(whole[:, :2], state)
     with torch.no_grad():
-        output = [step(whole[:, place : place + 1], state) for place in range(2, 6)]
+        output = [step(whole[:, place : place + 1], state) for place in range(2, 4)]
+        number = len(graphs)
+        output += [step(whole[:, place : place + 1], state) for place in range(4, 8)]
+    assert 0 < len(graphs) == number
     close(torch.cat(output, dim=1), model(whole)[:, 2:])
 
 
@@ -201,7 +206,7 @@ def test_what_cannot_stream_is_refused(model):
     with pytest.raises(ValueError, match="one or more states of one model"):
         StreamState.concatenate([state, other])
     with pytest.raises(ValueError, match="states that have read something"):
-        StreamState.concatenate([state])
+        StreamState.concatenate(each for each in [state])
     model(frames(2, 1), state)
     with pytest.raises(ValueError, match=r"rows must be a tensor \(2,\) of bool, one for each row, got \(3,\)"):
         state.reset_rows(torch.tensor([True, False, True]))
@@ -214,6 +219,9 @@ def test_absent_tokens_may_hold_nan_and_leave_the_state_as_it_was(model):
     hole[1] = torch.nan
     mask = torch.tensor([[True], [False]]).expand(2, 2)
     close(model.conv(hole, None, mask)[0][0], model.conv(hole[:1])[0][0])
+    model.conv.weight.requires_grad_()
+    model.conv(hole, None, mask)[0][0].sum().backward()
+    assert model.conv.weight.grad.isfinite().all()
     model.retention(hole, state, mask)
     for name in ("recurrent_states", "next_position"):
         one, other = (getattr(each[model.retention].layers[0], name)[1] for each in (state, before))
@@ -273,6 +281,8 @@ def test_a_layer_takes_neither_the_state_of_other_options_nor_that_of_other_weig
         with pytest.raises(ValueError, match="state is that of a layer with other options"):
             MultiScaleRetention(8, 2, use_rotary=False)(torch.randn(1, 3, 8), state)
         state.save(tmp_path / "state.safetensors")
+        with pytest.raises(ValueError, match="updated by another MultiScaleRetention, with other weights"):
+            second(torch.randn(1, 3, 8), state)
         loaded = RetNetState.load(tmp_path / "state.safetensors", second.config)
         with pytest.raises(ValueError, match="other weights"):
             second(torch.randn(1, 3, 8), loaded)
@@ -280,11 +290,57 @@ def test_a_layer_takes_neither_the_state_of_other_options_nor_that_of_other_weig
         assert torch.equal(copied(torch.ones(1, 3, 8), state.clone())[0], first(torch.ones(1, 3, 8), state)[0])
 
 
-def test_states_of_wrapped_models_have_the_names_of_the_model(model, tmp_path):
-    state = StreamState(torch.compile(model, backend="eager"))
-    assert list(state.layers) == list(StreamState(model).layers) == ["conv", "retention", "head"]
+def wrapped_whole(model):
+    return torch.compile(model, backend="eager")
+
+
+def wrapped_layers(model):
+    model.conv = torch.compile(model.conv, backend="eager")
+    model.retention = checkpoint_wrapper(model.retention)
+    return model
+
+
+@pytest.mark.parametrize("wrapped", [wrapped_whole, wrapped_layers])
+def test_states_of_wrapped_models_have_the_names_of_the_model(model, wrapped, tmp_path, fresh_compiler):
+    state, whole, file = StreamState(model), frames(2, 5), tmp_path / "stream.safetensors"
+    expected = model(whole)
+    model(whole[:, :3], state)
+    state.save(file, model)
+    model = wrapped(model)
+    assert list(StreamState(model).layers) == ["conv", "retention", "head"]
+    with torch.no_grad():
+        close(model(whole[:, 3:], StreamState.load(file, model)), expected[:, 3:])
     with pytest.raises(ValueError, match="moves to devices alone"):
         state.to(torch.float16)
+
+
+def test_a_submodule_called_module_has_layers_of_its_own():
+    model = nn.Module()
+    model.conv, model.module = CausalConv1d(8, 8, 3), nn.ModuleDict({"conv": CausalConv1d(8, 8, 3)})
+    assert list(StreamState(model).layers) == ["conv", "module.conv"]
+
+
+def test_a_copy_of_a_model_with_its_state_is_independent(model):
+    whole = frames(2, 5)
+    expected, model.stream = model(whole), StreamState(model)
+    model(whole[:, :3], model.stream)
+    copies = [copy.deepcopy((model, model.stream)), pickle.loads(pickle.dumps((model, model.stream)))]
+    copies.append(((twin := copy.deepcopy(model)), twin.stream))
+    for twin, state in copies:
+        close(twin(whole[:, 3:], state), expected[:, 3:])
+    close(model(whole[:, 3:], model.stream), expected[:, 3:])
+
+
+def test_a_state_is_saved_with_the_weights_that_computed_it(model, tmp_path):
+    state, file = StreamState(model), tmp_path / "stream.safetensors"
+    model(frames(2, 5), state)
+    with pytest.raises(ValueError, match="model must be the model that has computed the state"):
+        state.save(file, Streaming())
+    model.conv.weight.mul_(2)
+    state.save(file, model)
+    with pytest.raises(ValueError, match="other weights"):
+        StreamState.load(file, model)
+    assert StreamState.load(file, model, other_weights=True).nbytes == state.nbytes
 
 
 def test_an_encoder_of_torch_calls_the_layer_in_both_modes():

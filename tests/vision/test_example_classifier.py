@@ -52,12 +52,21 @@ def test_an_interrupted_run_that_is_resumed_ends_with_the_same_weights(example, 
     example["main"]([*run, "resumed", "--save_total_limit", "3"])
     for file in Path("resumed").glob("*.safetensors"):
         file.unlink()
-    first, second = sorted(Path("resumed").glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
+    _, second = sorted(Path("resumed").glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
     for file in sorted(second.rglob("*"), reverse=True):
         file.unlink()
     second.rmdir()
-    example["main"]([*run, "resumed", "--resume_from_checkpoint", str(first)])
+    example["main"]([*run, "resumed", "--resume_from_checkpoint", "True"])
     assert_same_weights(Path("whole"), Path("resumed"))
+
+
+def test_names_of_labels_have_one_number_in_all_splits(example, tmp_path):
+    for split, labels in (("train", [3, 1, 2]), ("test", [3, 2])):
+        rows = {"image": [colour_picture("green", 0)] * len(labels), "label": labels}
+        Dataset.from_dict(rows).cast_column("image", Image()).to_parquet(tmp_path / f"{split}.parquet")
+    data = example["load"](example["Options"](data=str(tmp_path)))
+    assert data["train"].features["label"].names == ["1", "2", "3"]
+    assert [data[split]["label"][:] for split in ("train", "test")] == [[2, 0, 1], [2, 1]]
 
 
 def write_idx(file: Path, array: np.ndarray) -> None:

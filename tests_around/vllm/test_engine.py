@@ -156,6 +156,15 @@ def test_in_bfloat16_each_token_is_among_the_best_of_the_model_in_bfloat16(tmp_p
         assert (chosen >= logits.amax(1) - spread).all()
 
 
+def test_texts_longer_than_softmax_layers_accept_are_refused(tmp_path):
+    model = model_of("softmax attention of other heads, gated")
+    model.config.attention_max_length = 100
+    model.config.rope_parameters = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="at most attention_max_length, 100, got 200"), engine(tmp_path, max_model_len=200):
+        pass
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
