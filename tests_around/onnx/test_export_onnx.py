@@ -230,6 +230,8 @@ def test_what_a_runtime_refuses_is_one_sentence_and_leaves_nothing(tmp_path, mon
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(ExportError, match="a RetNetForMaskedLM cannot be exported: only RetNetForCausalLM, ViR"):
         export_onnx(small_model("fla", RetNetForMaskedLM, bidirectional=True), tmp_path / "out")
+    with pytest.raises(ExportError, match="attention_max_length must be None: an exported model cannot refuse"):
+        export_onnx(small_model("hybrid", attention_max_length=400), tmp_path / "out")
     with pytest.raises(ExportError, match="weights can be float32, int8 or int4, not 'int2'"):
         export_onnx(small_model("fla"), tmp_path / "out", kinds=["int2"])
     (tmp_path / "taken").mkdir()
