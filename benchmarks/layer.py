@@ -51,11 +51,13 @@ def mixer() -> Callable[[Tensor], Tensor]:
 
 
 def torchscale() -> Callable[[Tensor], Tensor]:
-    from .peers import torchscale_retnet as peer
+    from .peers.torchscale_retnet import RetNetConfig  # isort: skip, torchscale cannot be imported before
+    from torchscale.architecture.retnet import RetNetRelPos
+    from torchscale.component.multiscale_retention import MultiScaleRetention as Layer
 
     sizes = {"decoder_embed_dim": SIZE, "decoder_retention_heads": HEADS}
-    config = peer.RetNetConfig(chunkwise_recurrent=True, recurrent_chunk_size=CHUNK, **sizes)
-    layer, positions = peer.MultiScaleRetention(config, SIZE, 2 * SIZE, HEADS), peer.RetNetRelPos(config)
+    config = RetNetConfig(chunkwise_recurrent=True, recurrent_chunk_size=CHUNK, **sizes)
+    layer, positions = Layer(config, SIZE, 2 * SIZE, HEADS), RetNetRelPos(config)
 
     def call(hidden: Tensor) -> Tensor:
         return layer(hidden, positions(hidden.shape[1], chunkwise_recurrent=True), chunkwise_recurrent=True)
