@@ -164,13 +164,13 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [("self.scaling = config.head_dim**-0.5", "self.scaling = 1.0")],
     ),
     "multi_scale_retention": (
-        "multi_scale_retention",
+        "multi_scale_retention stream_state",
         [
             ("if config.bidirectional and state is not None:", "if False:"),
             ("seq_idx=documents", "seq_idx=None"),
             ("device, mask, past=past", "device, None, past=past"),
             ("hidden_states.masked_fill(mask[..., None] == 0, 0)", "hidden_states"),
-            ("own.require_weights(self)", "pass"),
+            ("state.require_weights(self, alone=True)", "pass"),
             ("if unknown := sorted(", "if unknown := [] and sorted("),
         ],
     ),
