@@ -184,7 +184,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
                 "if not all(holder.is_initialized for state in states",
                 "if False and all(holder.is_initialized for state in states",
             ),
-            ("if tensor.shape != shapes[name]:", "if False:"),
+            ("if tensor.shape != shapes[name] or tensor.dtype not in dtypes:", "if False:"),
             ("if layer not in self.parts:", "if False:"),
         ],
     ),

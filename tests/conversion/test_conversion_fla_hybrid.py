@@ -12,7 +12,7 @@ from small_models import close, greedy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetState
-from retnet_hf_conversion.fla import from_fla, to_fla
+from retnet_hf_conversion.fla import from_fla, hybrid_fields, to_fla
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")
@@ -89,6 +89,13 @@ def test_full_and_windowed_layers_are_two_specifications():
     ids = torch.arange(20)[None]
     assert torch.equal(again(ids).logits, model(ids).logits)
     assert again.config.layer_types == kinds
+
+
+def test_what_attn_does_not_state_has_the_values_of_fla():
+    content = {"num_hidden_layers": 3, "hidden_size": 32, "attn": {"layers": [1], "num_heads": 4}}
+    config = RetNetHybridConfig(num_attention_heads=4, **hybrid_fields(content))
+    assert (config.attention_rope_theta, config.attention_qkv_bias) == (10000.0, False)
+    assert config.mixer_sizes(1) == (4, 4, 8, 8)
 
 
 def test_no_softmax_layer_is_a_plain_retnet(tmp_path):
