@@ -78,8 +78,23 @@ class HeadsApart(Change):
         return [torch.stack([tensor.unflatten(0, (self.heads, -1)) for tensor in tensors], dim=1).flatten(0, 2)]
 
 
-class RotatedFirst(Change):
-    """Reorders rows (H K, …), or a norm's weights (K,), of heads that rotate only their first `turned` elements.
+class Reordered(Change):
+    """Reorders rows (H K, …), or a norm's weights (K,), within each head. `order`: (K,), their row for each of ours."""
+
+    label = "rotated pairs set apart"
+
+    def __init__(self, order: Tensor) -> None:
+        self.order = order
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].unflatten(0, (-1, len(self.order)))[:, self.order].flatten(0, 1)]
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].unflatten(0, (-1, len(self.order)))[:, self.order.argsort()].flatten(0, 1)]
+
+
+class RotatedFirst(Reordered):
+    """Reorders heads that rotate only their first `turned` elements.
 
     Theirs are paired (i, i + turned/2). Here pairs are (i, i + K/2), and the first turned/2 pairs rotate.
 
@@ -87,19 +102,18 @@ class RotatedFirst(Change):
         turned: how many elements of a head rotate.
     """
 
-    label = "rotated pairs set apart"
-
     def __init__(self, head_dim: int, turned: int) -> None:
         first, half = torch.arange(head_dim).split([turned, head_dim - turned]), turned // 2
         rest = first[1].chunk(2)
-        self.head_dim = head_dim
-        self.order = torch.cat([first[0][:half], rest[0], first[0][half:], rest[1]])
+        super().__init__(torch.cat([first[0][:half], rest[0], first[0][half:], rest[1]]))
 
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].unflatten(0, (-1, self.head_dim))[:, self.order].flatten(0, 1)]
 
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].unflatten(0, (-1, self.head_dim))[:, self.order.argsort()].flatten(0, 1)]
+class RotatedLast(Reordered):
+    """Reorders heads whose last `turned` elements rotate, in pairs (2i, 2i+1). Here their pairs are (i, i + turned/2)."""
+
+    def __init__(self, head_dim: int, turned: int) -> None:
+        rest, last = torch.arange(head_dim).split([head_dim - turned, turned])
+        super().__init__(torch.cat([rest, last[::2], last[1::2]]))
 
 
 class Rows(Change):

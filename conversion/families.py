@@ -5,14 +5,14 @@
 from collections.abc import Collection
 from typing import Any
 
-from . import hypenet, minicpm_sala, minimax, ring, transnormer
+from . import hypenet, ling, minicpm_sala, minimax, ring, transnormer
 from .dialect import Dialect
 from .family import Family
 from .fla import FLA, hybrid_fields
 from .torchscale import TORCHSCALE
 
 
-MODULES = (minicpm_sala, hypenet, minimax, ring, transnormer)  # HypeNet knows its tensors by names that SALA has, too
+MODULES = (minicpm_sala, hypenet, minimax, ling, ring, transnormer)  # the first of two with the same tensors has one more
 FAMILIES = tuple(module.FAMILY for module in MODULES)
 DIALECTS = (FLA, TORCHSCALE, *(dialect for family in FAMILIES for dialect in family.dialects))
 BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}

@@ -13,7 +13,7 @@ from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 
 
 MODEL_TYPES = (
-    *("hypenet", "minicpm_sala", "transnormer", "bailing_moe_linear", "bailing_moe_linear_v2"),
+    *("hypenet", "minicpm_sala", "transnormer", "bailing_moe_linear", "bailing_moe_linear_v2", "bailing_hybrid"),
     *("minimax", "minimax_text_01", "minimax_m1", "MiniMaxText01", "MiniMaxM1"),
 )
 

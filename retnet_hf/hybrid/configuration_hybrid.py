@@ -12,6 +12,10 @@ from ..retnet.configuration_retnet import RetNetConfig
 
 
 ROTARY_LAYERS = ("linear_attention", "softmax_attention")
+OF_ATTENTION = (  # options that latent attention does not have
+    *("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim", "attention_gate_act"),
+    *("attention_qkv_bias", "attention_use_qk_norm", "attention_log_base"),
+)
 KINDS = ("linear_attention", "full_attention", "sliding_attention")
 
 
@@ -40,6 +44,12 @@ class RetNetHybridConfig(RetNetConfig):
         attention_num_heads, attention_num_key_value_heads, attention_head_dim (`int`, *optional*): heads of softmax layers,
             and the size of their queries, keys and values; the same as in retention if absent.
         attention_gate_act (`str`, *optional*): activation of a gate on the output of softmax layers; no gate if absent.
+        kv_lora_rank (`int`, *optional*): if given, layers of "full_attention" have multi-head latent attention (arXiv
+            2405.04434), and this is the size of the latent vector of a token. Those layers have no gate, no biases and none
+            of the other options of softmax attention. q_lora_rank (`int`, *optional*): size of the vector from which queries
+            are computed; the hidden states if absent.
+        qk_nope_head_dim, qk_rope_head_dim, v_head_dim (`int`, *optional*): sizes of a head in latent attention: the parts of
+            its query and key without and with rotation, and its values.
         attention_qkv_bias, attention_use_qk_norm (`bool`, *optional*), attention_rope_theta (`float`, *optional*):
             `qkv_bias`, `use_qk_norm` and the `rope_theta` of softmax layers; the same as in retention if absent.
         attention_max_length (`int`, *optional*): the most tokens of a row, with padding, that "full_attention" accepts; any
@@ -103,6 +113,11 @@ class RetNetHybridConfig(RetNetConfig):
     attention_rope_theta: float | int | None = None
     attention_log_base: float | int | None = None
     attention_max_length: int | None = None
+    kv_lora_rank: int | None = None
+    q_lora_rank: int | None = None
+    qk_nope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = None
+    v_head_dim: int | None = None
     rotary_layers: str | None = None
     learned_rotary_layers: list[int] | None = None
     head_norm_groups: int | None = None
@@ -168,6 +183,8 @@ class RetNetHybridConfig(RetNetConfig):
         own, size = super().mixer_sizes(layer), self.attention_head_dim
         if self.layer_types[layer] == "linear_attention":
             return own
+        if self.kv_lora_rank is not None:  # one vector per token serves all heads, and holds the values
+            return own[0], 1, self.kv_lora_rank + self.qk_rope_head_dim, 0
         given = self.attention_num_heads, self.attention_num_key_value_heads, size, size
         return tuple(default if number is None else number for number, default in zip(given, own))
 
@@ -192,7 +209,7 @@ class RetNetHybridConfig(RetNetConfig):
 
     def _tensor_parallel_plan(self) -> dict[str, str]:
         plan = super()._tensor_parallel_plan()
-        if self.has_softmax_attention:
+        if self.has_softmax_attention and self.kv_lora_rank is None:  # latent attention is computed by every rank
             plan |= self._tensor_parallel_mixer("attention", self.attention_gate_act is not None, [])
             if self.attention_use_qk_norm is not None:
                 norms = [f"layers.*.attention.{name}_norm" for name in "qk"]
@@ -225,6 +242,7 @@ class RetNetHybridConfig(RetNetConfig):
             not (self.bidirectional and self.has_softmax_attention), "layer_types", "all linear_attention in an encoder"
         )
         self._validate_windows(check)
+        self._validate_latent(check)
         self._validate_heads(check)
         self._validate_experts(check)
 
@@ -251,6 +269,24 @@ class RetNetHybridConfig(RetNetConfig):
             "attention_sink_distance",
             f"{least} (sliding_window + attention_sinks - 1) or more, or None",
         )
+
+    def _validate_latent(self, check: FieldChecks) -> None:
+        sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        check.positive_integer_or_none("kv_lora_rank", "q_lora_rank", *sizes)
+        if self.kv_lora_rank is None:
+            for name in ("q_lora_rank", *sizes):
+                check.require(getattr(self, name) is None, name, "None without kv_lora_rank")
+            return
+        for name in sizes:
+            check.require(getattr(self, name) is not None, name, "a number if kv_lora_rank is given")
+        check.require(self.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim", "even")
+        slides = "sliding_attention" in self.layer_types
+        check.require(not slides, "layer_types", "without sliding_attention if kv_lora_rank is given")
+        for name in OF_ATTENTION:
+            check.require(getattr(self, name) is None, name, "None if kv_lora_rank is given")
+        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
+        known = rope_type == "default" or not self.use_rotary
+        check.require(known, "rope_parameters", "of rope_type default if kv_lora_rank is given")
 
     def _validate_heads(self, check: FieldChecks) -> None:
         check.activation("value_act", "attention_gate_act")

@@ -42,6 +42,7 @@ from ..retnet.retention_mixer import RetNetRetention, RetNetRMSNorm, RetNetToken
 from .configuration_hybrid import RetNetHybridConfig
 from .experts import Experts, MixtureOfExperts, Router, draw_experts, loss_and_routing
 from .head_modules import GroupRMSNorm, LearnedRotation
+from .latent_attention import RetNetLatentAttention
 from .softmax_attention import AttentionOfState, AttentionPlan, attention_plans
 
 
@@ -116,7 +117,8 @@ class RetNetHybridDecoderLayer(RetNetDecoderLayer):
         if self.is_retention:
             self.retention = RetNetHybridRetention(config, layer_idx)
         else:
-            self.attention = RetNetAttention(config, layer_idx)
+            latent = config.kv_lora_rank is not None
+            self.attention = (RetNetLatentAttention if latent else RetNetAttention)(config, layer_idx)
         if config.has_experts(layer_idx):
             shared = config.n_shared_experts * config.moe_intermediate_size
             self.mlp = MixtureOfExperts(config, RetNetExperts(config), RetNetMLP(config, shared) if shared else None)
@@ -124,7 +126,7 @@ class RetNetHybridDecoderLayer(RetNetDecoderLayer):
             self.mlp = RetNetMLP(config, config.intermediate_size)
 
     @property
-    def mixer(self) -> RetNetTokenMixer:
+    def mixer(self) -> RetNetTokenMixer | RetNetLatentAttention:
         """Returns the module that mixes the tokens."""
         return self.retention if self.is_retention else self.attention
 
@@ -143,7 +145,7 @@ class RetNetHybridPreTrainedModel(RetNetPreTrainedModel):
     _no_split_modules = ["RetNetHybridDecoderLayer"]
     _can_record_outputs = {
         "hidden_states": RetNetHybridDecoderLayer,
-        "attentions": [RetNetHybridRetention, RetNetAttention],
+        "attentions": [RetNetHybridRetention, RetNetAttention, RetNetLatentAttention],
         "router_logits": OutputRecorder(Router, index=0),
     }
     _supports_sdpa = True  # in the layers of softmax attention
@@ -183,9 +185,11 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
             self._keep_in_fp32_modules_strict = ["router.bias"]
         self.attention_rotary = None
         if config.use_rotary and config.rotary_layers != "linear_attention" and config.has_softmax_attention:
-            size, own = config.attention_head_dim or config.head_dim, copy.copy(config)
+            size, own = config.qk_rope_head_dim or config.attention_head_dim or config.head_dim, copy.copy(config)
             if config.attention_rope_theta is not None:
                 own.rope_parameters = config.rope_parameters | {"rope_theta": config.attention_rope_theta}
+            if config.kv_lora_rank is not None:  # which rotates the whole of a part
+                own.rope_parameters = own.rope_parameters | {"partial_rotary_factor": 1.0}
             shared = (
                 config.rotary_layers is None and size == config.head_dim and own.rope_parameters == config.rope_parameters
             )

@@ -288,7 +288,7 @@ class AttentionPlan(OnDevice):
         module: nn.Module,
         query: Tensor,  # (B, H, T, K)
         key: Tensor,  # (B, G, T, K)
-        value: Tensor,  # (B, G, T, V)
+        value: Tensor | int,  # (B, G, T, V)
         past: AttentionStateLayer | None,
         scaling: float,
         **kwargs: Any,
@@ -297,16 +297,19 @@ class AttentionPlan(OnDevice):
 
         Args:
             module: a layer with the attributes that transformers' attention functions read.
+            value: values, or V if they are the first V elements of the keys.
             scaling: factor on the scores.
 
         Returns:
             Outputs (B, T, H, V), and weights (B, H, T, S) if the implementation returns them.
         """
+        of_keys = isinstance(value, int)
+        size = value if of_keys else value.shape[-1]
         if past is not None:
-            key, value = past.update(key, value, self.reading)
+            key, value = past.update(key, key[..., :0] if of_keys else value, self.reading)
         function = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention_forward)
-        key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
-        size = value.shape[-1]
+        key, outputs = key.to(query.dtype), []
+        value = key[..., :size] if of_keys else value.to(query.dtype)
         if self.halves is not None:
             key, value = split_keys(key, self.halves), pad(value, (0, size))  # fast kernels need keys and values of one size
         for queries, keys, mask in self.blocks:

@@ -27,7 +27,8 @@ _SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": 
 _OF_SOFTMAX = (
     *("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim", "attention_gate_act"),
     *("attention_log_base", "attention_residual_multiplier", "attention_qkv_bias", "attention_use_qk_norm"),
-    *("attention_rope_theta", "attention_max_length"),
+    *("attention_rope_theta", "attention_max_length", "kv_lora_rank", "q_lora_rank"),
+    *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
 )
 _OF_EXPERTS = (
     *("num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_shared_experts", "router_act"),

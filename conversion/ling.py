@@ -1,0 +1,131 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Ling-2.5, Ling-2.6 and Ring-2.5 (inclusionAI, arXiv 2606.15079): retention, multi-head latent attention, experts.
+
+Layers have the types that they have in Ring-2.0. Ling-3.0 has the same model type, but its decays depend on the data: its
+config.json has `short_conv_kernel_size`, and is refused.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
+
+from . import ring
+from .changes import Change, Dropped, RotatedLast
+from .dialect import Dialect
+from .family import Family, Row, Together, head_dim, positions, same
+from .foreign_config import ForeignConfig, alibi_decays
+from .moves import Conversion, Move
+from .shapes import Shape
+
+
+def _rotated_last(size_of: Callable[[RetNetHybridConfig], int]) -> Callable[[RetNetHybridConfig], Change]:
+    """Returns the function that makes the change for rows in heads of `size_of(config)`, whose last elements rotate."""
+    return lambda config: Change() if config.kv_lora_rank is None else RotatedLast(size_of(config), config.qk_rope_head_dim)
+
+
+_QUERIES = _rotated_last(lambda config: config.qk_nope_head_dim + config.qk_rope_head_dim)
+_KEYS = _rotated_last(lambda config: config.kv_lora_rank + config.qk_rope_head_dim)
+DIALECT = Dialect(
+    name="ling",
+    sign=".attention.kv_a_proj_with_mqa.weight",
+    modules=ring.DIALECT.modules,
+    mixer="attention",
+    parts={
+        "retention": ring.DIALECT.parts["retention"],
+        "attention": (
+            ("kv_a_proj_with_mqa", "kv_a_proj"),
+            ("kv_a_layernorm", "kv_a_norm"),
+            ("q_a_layernorm", "q_a_norm"),
+            ("dense", "o_proj"),
+        ),
+    },
+    changed=(
+        *(each for each in ring.DIALECT.changed if not each[0].startswith(".attention.")),
+        (".attention.q_proj.weight", (".attention.q_proj.weight",), _QUERIES),
+        (".attention.q_b_proj.weight", (".attention.q_b_proj.weight",), _QUERIES),
+        (".attention.kv_a_proj.weight", (".attention.kv_a_proj.weight",), _KEYS),
+    ),
+    experts=ring.DIALECT.experts,
+)
+
+
+def depth_factors(layers: int) -> list[float]:
+    """Returns factors on ALiBi's slopes. They count layers from 0."""
+    return [1 - layer / max(layers - 1, 1) + 1e-5 for layer in range(layers)]
+
+
+def heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns our heads. Each head of retention has its own keys, whatever num_key_value_heads says."""
+    hidden, heads = fields["hidden_size"], config["num_attention_heads"]
+    expansion = heads * (config.get("head_dim") or hidden // heads) / hidden
+    return {"num_attention_heads": heads, "key_expansion": expansion, "value_expansion": expansion}
+
+
+def heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:
+    """Returns their keys of heads."""
+    heads = ours.num_attention_heads
+    return {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": ours.head_dim}
+
+
+def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns our rope_parameters. The fraction concerns heads of retention."""
+    rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    turned = config.get("partial_rotary_factor", 0.5)
+    if round(head_dim(fields) * turned) != head_dim(fields) * turned:
+        raise ValueError(
+            f"partial_rotary_factor in config.json must fit the size of a head, {head_dim(fields)}, got {turned}"
+        )
+    return {"rope_parameters": rope | {"partial_rotary_factor": turned}}
+
+
+class WithFurtherLayers(Family):
+    """A family whose checkpoints have layers after the last one, which predict further tokens, and are left out."""
+
+    def plan(self, shapes: Mapping[str, Shape] | None, config: dict[str, Any] | None) -> Conversion:
+        planned = super().plan(shapes, config)
+        last, moves = planned.config.num_hidden_layers - 1, list(planned.moves)
+        for name in shapes or ():
+            layer = re.match(r"model\.layers\.(\d+)\.", name)
+            if layer and int(layer[1]) > last:
+                moves.append(Move((name,), (), Dropped("of a layer that predicts further tokens")))
+        return replace(planned, moves=moves)
+
+
+FAMILY = WithFurtherLayers(
+    name="ling",
+    description="Ling-2.5, Ling-2.6 and Ring-2.5 (inclusionAI)",
+    model_types=("bailing_hybrid",),
+    architecture="BailingMoeV2_5ForCausalLM",
+    dialects=(DIALECT,),
+    rows=(
+        *same("hidden_size", "intermediate_size", "num_hidden_layers", hidden_act="silu", rms_norm_eps=1e-6),
+        Together(heads_there, heads_back),
+        positions(131072),
+        Row("layer_group_size", "layer_types", there=ring.kinds_of, back=ring.group_of),
+        Together(rotation_there, ring.rotation_back),
+        *same("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", q_lora_rank=None),
+        Row("group_norm_size", "head_norm_groups", default=1),
+        *same("num_experts", "num_experts_per_tok", "moe_intermediate_size", first_k_dense_replace=0),
+        Together(ring.shared_there, lambda ours: {"num_shared_experts": ours.n_shared_experts}),
+        Row("score_function", "router_act", default="sigmoid"),
+        Row("moe_router_enable_expert_bias", "use_router_bias", default=False, there=lambda value, fields: bool(value)),
+        Together(ring.groups_there, lambda ours: {"n_group": ours.n_group or 1, "topk_group": ours.topk_group or 1}),
+        *same(norm_topk_prob=True, routed_scaling_factor=1.0, output_router_logits=False),
+    ),
+    implied={
+        "decay_schedule": lambda fields: alibi_decays(fields, depth_factors(fields["num_hidden_layers"])),
+        "use_qk_norm": True,
+        "output_gate_act": "sigmoid",
+    },
+    fixed=dict.fromkeys(("use_bias", "use_qkv_bias", "linear_silu", "norm_head"), False)
+    | dict.fromkeys(("use_qk_norm", "rope_interleave"), True)
+    | dict.fromkeys(("rope_scaling", "sliding_window", "short_conv_kernel_size")),
+    without_effect=r"(embedding|attention|output)_dropout|max_window_layers|mtp_loss_scaling_factor|router_dtype|qk_head_dim"
+    r"|num_nextn_predict_layers|num_key_value_heads|rotary_dim",
+)
+NAME, DESCRIPTION, recognises, plan = FAMILY.name, FAMILY.description, FAMILY.recognises, FAMILY.plan
+from_ling, to_ling = FAMILY.read, FAMILY.write
