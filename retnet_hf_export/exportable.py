@@ -26,6 +26,8 @@ def require_exportable(model: Any, kinds: Sequence[str] = ()) -> None:
         raise ExportError(f"a {type(model).__name__} cannot be exported: only RetNetForCausalLM, {others} are supported")
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise ExportError(f"weights can be float32, int8 or int4, not {unknown[0]!r}")
+    if getattr(model.config, "kv_lora_rank", None) is not None:
+        raise ExportError("kv_lora_rank must be None: latent attention cannot be exported")
     if getattr(model.config, "attention_max_length", None) is not None:
         raise ExportError("attention_max_length must be None: an exported model cannot refuse longer texts")
     if getattr(model, "hf_quantizer", None) is not None:

@@ -18,6 +18,10 @@ def refuse_what_has_no_memory(config: RetNetConfig) -> None:
         raise ValueError(
             f"num_experts must be None to be served by vLLM, got {config.num_experts}: use `retnet-hf serve` for this model."
         )
+    if config.kv_lora_rank is not None:
+        raise ValueError(
+            f"kv_lora_rank must be None to be served by vLLM, got {config.kv_lora_rank}: use `retnet-hf serve` for this model."
+        )
     if config.attention_sinks:
         raise ValueError(
             f"attention_sinks must be 0 to be served by vLLM, got {config.attention_sinks}, since its pages drop tokens "

@@ -35,7 +35,7 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
 class RetNetHybridConfig(RetNetConfig):
     r"""Configuration of a RetNet with layers of softmax attention, experts, and the options of other families of models.
 
-    Published `config.json` files of HypeNet, TransNormerLLM, MiniMax and Ring are read unchanged.
+    Published `config.json` files of HypeNet, TransNormerLLM, MiniMax, Ring and Ling are read unchanged.
 
     Args:
         layer_types (`list[str]`, *optional*): token mixer of each layer, by the names of transformers: "linear_attention" is

@@ -18,8 +18,8 @@ class RetNetLatentAttention(nn.Module):
     """Multi-head latent attention (arXiv 2405.04434, section 2.1), in its absorbed form.
 
     All heads share one latent vector (R) and one rotated key (P) of each token. The keys and values of a head are linear
-    functions of the latent vector. Here the first function is applied to the queries and the second one to the output, so that
-    keys and values are not computed, and the state stores R + P numbers per token.
+    functions of the latent vector. Here the first function is applied to the queries and the second one to the output, so
+    that keys and values are not computed, and the state stores R + P numbers per token.
 
     Shapes in comments: B batch, T tokens, H heads, N and P sizes of a query without and with rotation, R size of the latent
     vector, V value size.

@@ -31,6 +31,7 @@ from retnet_hf import (
 from retnet_hf_conversion import (
     fla,
     hypenet,
+    ling,
     minicpm_sala,
     minimax,
     poolformer,
@@ -61,6 +62,9 @@ TAKEN = {
     | {"decay_schedule": decays_with_factors("alibi", 4, transnormer.depth_factors(2)), "rms_norm_eps": EPSILON}
     | {"head_norm_eps": EPSILON / 8},
     ring: FAMILIES["ring"] | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3))},
+    ling: FAMILIES["ring"]
+    | {"decay_schedule": decays_with_factors("alibi", 4, ling.depth_factors(3)), "attention_num_key_value_heads": None}
+    | {"kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4},
 }
 # other values than those that change a fingerprint: what REVIEW found, and fields without an effect of their own
 FURTHER = {

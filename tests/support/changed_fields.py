@@ -9,6 +9,8 @@ SLIDING = {"layer_types": ["linear_attention", "sliding_attention"], "sliding_wi
 
 
 EXPERTS = {"num_experts": 4}
+SIZES = {"qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
+LATENT = {"layer_types": ["linear_attention", "full_attention"], "kv_lora_rank": 6} | SIZES
 
 
 # another value of each field with an effect, and, where that depends on other fields, those
@@ -36,6 +38,9 @@ CHANGES = {
     "attention_use_qk_norm": (True, HYBRID),
     "attention_rope_theta": (500.0, HYBRID),
     "attention_max_length": (50, HYBRID),
+    "kv_lora_rank": (8, LATENT),
+    "q_lora_rank": (8, LATENT),
+    **dict.fromkeys(SIZES, (8, LATENT)),
     "qk_norm_eps": (0.5, {"use_qk_norm": True}),
     "logits_scaling": 4.0,
     "attention_log_base": (500.0, HYBRID),

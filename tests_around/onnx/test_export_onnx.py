@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from changed_fields import LATENT
 from small_models import COVERING, FAMILIES, ONE_OF_EACH_KIND, greedy, random_ids, small_model
 from small_vision_models import VISION_FAMILIES
 from transformers import AutoConfig
@@ -232,6 +233,8 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path):
         export_onnx(small_model("fla", RetNetForMaskedLM, bidirectional=True), tmp_path / "out")
     with pytest.raises(ExportError, match="attention_max_length must be None: an exported model cannot refuse"):
         export_onnx(small_model("hybrid", attention_max_length=400), tmp_path / "out")
+    with pytest.raises(ExportError, match="kv_lora_rank must be None: latent attention cannot be exported"):
+        export_onnx(small_model(**LATENT), tmp_path / "out")
     with pytest.raises(ExportError, match="weights can be float32, int8 or int4, not 'int2'"):
         export_onnx(small_model("fla"), tmp_path / "out", kinds=["int2"])
     (tmp_path / "taken").mkdir()

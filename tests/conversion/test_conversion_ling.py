@@ -1,0 +1,189 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Ling-2.5 and Ling-2.6: retention, multi-head latent attention and experts.
+
+The expected outputs were computed in float64 by a plain program, which computes the keys and values of each head.
+"""
+
+import json
+
+import pytest
+import torch
+from foreign_folders import write_folder
+from golden import SMALL, Golden, golden
+from huggingface_hub.errors import StrictDataclassError
+from peft import LoraConfig, get_peft_model
+from small_models import close, greedy, random_ids
+
+from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetState
+from retnet_hf_conversion.formats import FORMATS
+from retnet_hf_conversion.ling import FAMILY, from_ling, to_ling
+from retnet_hf_conversion.moves import empty_model
+
+
+of_each_case = pytest.mark.parametrize("case", ["ling/published_like", "ling/other_options"])
+
+
+def read(case: str) -> tuple[RetNetHybridForCausalLM, Golden]:
+    data = golden(case, SMALL)
+    return from_ling(data.state_dict, data.config).eval(), data
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
+@of_each_case
+def test_logits_and_loss_are_the_published_ones_in_every_form(case, form):
+    model, data = read(case)
+    ids = data.tensors["input_ids"]
+    output = model(ids, labels=ids, retention_form=form)
+    close(output.logits, data.tensors["logits"], 1e-5 * data.tensors["logits"].abs().max().item())
+    close(output.loss, data.tensors["loss"][0], 1e-5)
+
+
+@of_each_case
+def test_a_folder_is_read_and_padded_rows_are_what_they_are_alone(case, tmp_path):
+    data = golden(case, SMALL)
+    write_folder(tmp_path / "published", data.state_dict, data.config)
+    model = RetNetHybridForCausalLM.from_pretrained(tmp_path / "published").eval()
+    ids = data.tensors["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[1, :6] = 0
+    padded = model(ids, attention_mask=mask).logits
+    close(padded[1, 6:], model(ids[1:, 6:]).logits[0], 2e-5)
+    close(padded[0], data.tensors["logits"][0], 5e-5)
+    model.generation_config.eos_token_id = None
+    assert torch.equal(greedy(model, ids, 6), greedy(model, ids, 6, use_cache=False))
+    assert torch.equal(
+        model.generate(ids, num_beams=3, max_new_tokens=6, do_sample=False),
+        model.generate(ids, num_beams=3, max_new_tokens=6, do_sample=False, use_cache=False),
+    )
+
+
+@of_each_case
+def test_it_is_written_as_it_was_published_without_layers_that_predict_further_tokens(case):
+    model, data = read(case)
+    state_dict, config = to_ling(model)
+    without_effect = {"num_nextn_predict_layers": data.config["num_nextn_predict_layers"]}
+    assert {name: config.get(name, without_effect.get(name)) for name in data.config} == data.config
+    layers = data.config["num_hidden_layers"]
+    assert {name for name in data.state_dict if f"layers.{layers}." not in name} == state_dict.keys()
+    assert all(torch.equal(tensor, data.state_dict[name]) for name, tensor in state_dict.items())
+
+
+def test_the_state_holds_one_vector_of_a_token_for_all_heads(tmp_path):
+    """In pieces, taken back, saved and loaded: the state computes what the whole text does."""
+    model, data = read("ling/published_like")
+    ids, config = data.tensors["input_ids"], model.config
+    expected = model(ids).logits
+    state = model(ids[:, :10], use_cache=True).past_key_values
+    latent = [layer for layer, kind in enumerate(config.layer_types) if kind == "full_attention"]
+    assert latent == [1, 3, 4]
+    for layer in latent:
+        held = state.layers[layer]
+        assert held.keys.shape == (2, 1, 10, config.kv_lora_rank + config.qk_rope_head_dim)
+        assert held.values.numel() == 0
+    assert config.cache_size_per_token == 3 * (10 + 4)
+    state.activate_past_recording()
+    model(random_ids(2, 5) % config.vocab_size, past_key_values=state)
+    state.crop(-5)
+    state.save(tmp_path / "state.safetensors")
+    loaded = RetNetState.load(tmp_path / "state.safetensors", model)
+    for one, other in zip(loaded.layers, state.layers, strict=True):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(one.saved(), other.saved(), strict=True))
+    close(model(ids[:, 10:], past_key_values=loaded).logits, expected[:, 10:], 2e-5)
+    close(model(ids[1:, 10:], past_key_values=state.select([1])).logits, expected[1:, 10:], 2e-5)
+
+
+def test_packed_documents_do_not_see_each_other():
+    model, data = read("ling/published_like")
+    ids = data.tensors["input_ids"][:1]
+    packed = model(ids, seq_idx=torch.tensor([[0] * 9 + [1] * 16])).logits
+    close(packed, torch.cat([model(ids[:, :9]).logits, model(ids[:, 9:]).logits], dim=1), 2e-5)
+
+
+def test_sdpa_and_eager_agree_and_flash_is_refused():
+    model, data = read("ling/published_like")
+    expected = model(data.tensors["input_ids"]).logits
+    model.set_attn_implementation("eager")
+    outputs = model(data.tensors["input_ids"], output_attentions=True)
+    close(outputs.logits, expected, 2e-5)
+    close(outputs.attentions[1].sum(-1), torch.ones(2, 4, 25), 1e-5)
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match="attn_implementation must be sdpa or eager for latent attention"):
+        model(data.tensors["input_ids"])
+
+
+def test_an_adapter_of_the_projection_to_keys_and_values_is_read_and_learns():
+    """Its weight is multiplied by queries and outputs, and not by hidden states."""
+    model, data = read("ling/published_like")
+    ids = data.tensors["input_ids"]
+    with torch.enable_grad():
+        adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["kv_b_proj"], init_lora_weights=False))
+        adapted(ids, labels=ids).loss.backward()
+    assert all(weight.grad.abs().max() > 0 for name, weight in adapted.named_parameters() if "lora" in name)
+    expected = adapted(ids).logits
+    assert (expected - data.tensors["logits"]).abs().max() > 1e-3
+    close(adapted.merge_and_unload()(ids).logits, expected, 5e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"short_conv_kernel_size": 4}, "short_conv_kernel_size in config.json must be None"),  # Ling-3.0
+        ({"rope_interleave": False}, "rope_interleave in config.json must be True"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_scaling in config.json must be None"),
+        ({"partial_rotary_factor": 0.3}, "partial_rotary_factor in config.json must fit the size of a head, 8, got 0.3"),
+        ({"kv_lora_rank": None}, "q_lora_rank must be None without kv_lora_rank"),
+        ({"qk_rope_head_dim": 3}, "qk_rope_head_dim must be even"),
+        ({"new_option": 3}, "new_option"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused(fields, words):
+    data = golden("ling/published_like", SMALL)
+    with pytest.raises((ValueError, StrictDataclassError), match=words):
+        from_ling(data.state_dict, data.config | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"layer_types": ["sliding_attention"] * 5, "sliding_window": 4}, "layer_types must be without sliding_attention"),
+        ({"attention_gate_act": "sigmoid"}, "attention_gate_act must be None if kv_lora_rank is given"),
+        ({"v_head_dim": None}, "v_head_dim must be a number if kv_lora_rank is given"),
+    ],
+)
+def test_options_that_latent_attention_does_not_have_are_refused(fields, words):
+    data = golden("ling/published_like", SMALL)
+    with pytest.raises(StrictDataclassError, match=words):
+        RetNetHybridConfig(**(FAMILY.fields(data.config) | fields))
+
+
+def test_the_flash_model_has_as_many_parameters_as_its_card_says():
+    published = {"vocab_size": 157184, "hidden_size": 4096, "intermediate_size": 9216, "num_hidden_layers": 32}
+    published |= {"num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "layer_group_size": 8}
+    published |= {
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+    published |= {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "n_group": 8, "topk_group": 4}
+    config = RetNetHybridConfig(**FAMILY.fields(golden("ling/published_like", SMALL).config | published))
+    model = empty_model(RetNetHybridForCausalLM, config)
+    assert 103e9 < model.num_parameters() < 108e9
+    assert [layer for layer, kind in enumerate(config.layer_types) if kind == "full_attention"] == [7, 15, 23, 31]
+    assert config.decays(0)[0] == pytest.approx(0.431, abs=1e-3)  # exp(-2^(-1/4) (1 + 1e-5))
+
+
+def test_it_is_told_from_ring():
+    for case, name in (("ling/published_like", "ling"), ("ring/published_like", "ring")):
+        data = golden(case, SMALL)
+        found = [name for name, form in FORMATS.items() if form.recognises(data.state_dict.keys(), data.config)]
+        assert found == [name]
+        assert json.loads(json.dumps(data.config)) == data.config
