@@ -20,7 +20,8 @@ def refuse_what_has_no_memory(config: RetNetConfig) -> None:
         )
     if config.kv_lora_rank is not None:
         raise ValueError(
-            f"kv_lora_rank must be None to be served by vLLM, got {config.kv_lora_rank}: use `retnet-hf serve` for this model."
+            f"kv_lora_rank must be None to be served by vLLM, got {config.kv_lora_rank}: use `retnet-hf serve` for this "
+            "model."
         )
     if config.attention_sinks:
         raise ValueError(
