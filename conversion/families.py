@@ -16,7 +16,6 @@ MODULES = (minicpm_sala, hypenet, minimax, ling, ring, transnormer)  # the first
 FAMILIES = tuple(module.FAMILY for module in MODULES)
 DIALECTS = (FLA, TORCHSCALE, *(dialect for family in FAMILIES for dialect in family.dialects))
 BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
-OF_EXPERTS = tuple(name for name, family in BY_MODEL_TYPE.items() if family.dialects[0].experts)
 
 
 def family_of(content: dict[str, Any]) -> Family | None:

@@ -16,12 +16,10 @@ def register() -> None:
     from vllm.transformers_utils.model_arch_config_convertor import MODEL_ARCH_CONFIG_CONVERTORS
 
     import retnet_hf  # noqa: F401  # registers its configurations with the Auto classes
-    from retnet_hf_conversion.families import OF_EXPERTS
 
     from .configuration import HYBRID, RETENTION_ALONE, ServedArchitecture, ServingChecks
 
-    for model_type in OF_EXPERTS:  # vLLM serves these with its own classes
-        CONFIG_MAPPING._extra_content.pop(model_type, None)
+    CONFIG_MAPPING._extra_content.pop("bailing_hybrid", None)  # vLLM serves Ling with its own classes
     for model_type in ("retnet", "retnet_hybrid"):
         MODEL_ARCH_CONFIG_CONVERTORS[model_type] = ServedArchitecture
     for architecture in (RETENTION_ALONE, HYBRID):

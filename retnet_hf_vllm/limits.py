@@ -14,10 +14,6 @@ def refuse_what_has_no_memory(config: RetNetConfig) -> None:
             "layer_types must contain linear_attention to be served by vLLM, since its tables hold states: use "
             "`retnet-hf serve` for this model."
         )
-    if config.num_experts is not None:
-        raise ValueError(
-            f"num_experts must be None to be served by vLLM, got {config.num_experts}: use `retnet-hf serve` for this model."
-        )
     if config.kv_lora_rank is not None:
         raise ValueError(
             f"kv_lora_rank must be None to be served by vLLM, got {config.kv_lora_rank}: use `retnet-hf serve` for this "

@@ -23,8 +23,10 @@ from vllm.sequence import IntermediateTensors
 
 from retnet_hf import RetNetConfig, RetNetHybridModel, RetNetModel, RetNetState
 from retnet_hf.hybrid.attention_columns import Reach
+from retnet_hf.hybrid.experts import Experts, MixtureOfExperts, Router
 from retnet_hf.modules.computed_buffers import ComputedBuffer
 
+from .fused_experts import FusedMixture, shards_of_experts
 from .paged_attention import PagedAttention
 from .projections import MERGED, Place, replace_projections
 from .state_slots import StateSlots, slot_shape
@@ -116,9 +118,15 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        parameters, loaded = dict(self.named_parameters()), set()
+        parameters, loaded = dict(self.named_parameters()) | dict(self.named_buffers()), set()
         for name, weight in canonical_weights(weights, self.config):
             if name == "lm_head.weight" and self.config.tie_word_embeddings:
+                continue
+            shards = list(shards_of_experts(name, weight))
+            for whole, part, shard, expert in shards:
+                parameters[whole].weight_loader(parameters[whole], part, whole, shard_id=shard, expert_id=expert)
+                loaded.add(whole)
+            if shards:
                 continue
             place = self.places.get(name)
             parameter = parameters.get(name if place is None else place.name)
@@ -150,10 +158,15 @@ def model_without_weights(
     with torch.device("meta"):
         model = (RetNetHybridModel if config.is_hybrid else RetNetModel)(config).eval()
     for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):  # replaced below
+        if isinstance(module, nn.Linear | nn.Embedding | Experts):  # replaced below
             continue
+        if isinstance(module, Router) and module.bias is not None:
+            module.bias = nn.Buffer(torch.empty_like(module.bias, device=device))
         for name, parameter in module.named_parameters(recurse=False):
             setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False))
+    for name, module in list(model.named_modules()):
+        if isinstance(module, MixtureOfExperts):
+            model.set_submodule(name, FusedMixture(module, config, quantization, f"{prefix}.{name}"))
     places = replace_projections(model, config, quantization, prefix, ranks)
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Embedding):

@@ -34,6 +34,8 @@ def _ours(name: str, weight: Tensor, config: RetNetConfig, dialect: Dialect | No
     if dialect is not None:
         if dialect.unused and re.search(dialect.unused, name):
             return
+        for theirs, ours in zip(dialect.experts or (), ("gate_proj", "up_proj", "down_proj")):
+            name = re.sub(rf"(\.experts\.\d+)\.{theirs}\.weight$", rf"\1.{ours}.weight", name)
         fused = name.endswith(".mlp.gate_proj.weight") and len(weight) == 2 * config.intermediate_size
         names, change = dialect.change(renamed(name, dialect.modules_of(config)), config, fused)
         weights = change.forward([weight])

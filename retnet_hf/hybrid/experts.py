@@ -33,9 +33,13 @@ class Router(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns logits (N, E), and the weights (N, X) and indices (N, X) of the experts of each token, from (N, D)."""
-        config = self.config
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         logits = F.linear(hidden_states.to(dtype), self.weight.to(dtype))
+        return logits, *self.choose(logits)
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the weights (N, X) and indices (N, X) of the experts of each token, from logits (N, E)."""
+        config = self.config
         scores = logits.softmax(-1) if config.router_act == "softmax" else logits.sigmoid()
         choice = scores if self.bias is None else scores + self.bias
         if config.n_group is not None:
@@ -47,7 +51,7 @@ class Router(nn.Module):
         weights = scores.gather(-1, experts)
         if config.norm_topk_prob:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return logits, weights * config.routed_scaling_factor, experts
+        return weights * config.routed_scaling_factor, experts
 
 
 class Experts(nn.Module):

@@ -34,6 +34,8 @@ MODELS = {
     ),
     "softmax attention of other heads, gated": ("hypenet", WIDE | {"attention_head_dim": 64, "num_key_value_heads": 2}),
     "from scratch": ("from scratch", {}),
+    "minimax": ("minimax", WIDE),
+    "ring": ("ring", WIDE),
     "learned angles": ("transnormer", {}),
 }
 
