@@ -204,6 +204,22 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("if len(windows - {None}) > 1:", "if False:"),
         ],
     ),
+    "conversion/ling": (
+        "conversion_ling",
+        [
+            ("1 - layer / max(layers - 1, 1) + 1e-5", "1 - (layer - 1) / max(layers - 1, 1) + 1e-5"),
+            ("if layer and int(layer[1]) > last:", "if layer and int(layer[1]) > last + 1:"),
+            ("config.kv_lora_rank + config.qk_rope_head_dim)", "config.qk_rope_head_dim)"),
+        ],
+    ),
+    "latent_attention": (
+        "conversion_ling",
+        [
+            ("if plan.is_flash:", "if False:"),
+            ("scaling=sum(self.sizes) ** -0.5", "scaling=self.sizes[0] ** -0.5"),
+            ("if type(linear) is nn.Linear and", "if True and"),
+        ],
+    ),
     "conversion/minicpm_sala": (
         "conversion_minicpm_sala",
         [
@@ -409,7 +425,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "conversion/family": (
-        "conversion_family conversion_writers conversion_families conversion_minicpm_sala",
+        "conversion_family conversion_writers conversion_families conversion_minicpm_sala conversion_ring_lite",
         [
             ("if value not in self.values:", "if False:"),
             ("require_fields(ours, target_format, (name, *self.values.values()))", "pass"),
@@ -418,6 +434,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("config.require_all_read()", "pass"),
             ('(config.get("head_dim") or hidden // heads) / hidden', "(hidden // heads) / hidden"),
             ("named = self.named_apart and any(", "named = any("),
+            ("not self.by_architecture or self.architecture in", "True or self.architecture in"),
             ('if ours.tie_word_embeddings and "lm_head.weight" in (shapes or ())', 'if "lm_head.weight" in (shapes or ())'),
             ("if not ours.is_hybrid:", "if False:"),
             ("groups = ours.attention_num_key_value_heads or ours.num_key_value_heads", "groups = ours.num_key_value_heads"),

@@ -5,22 +5,22 @@
 from collections.abc import Collection
 from typing import Any
 
-from . import hypenet, ling, minicpm_sala, minimax, ring, transnormer
+from . import hypenet, ling, minicpm_sala, minimax, ring, ring_lite, transnormer
 from .dialect import Dialect
 from .family import Family
 from .fla import FLA, hybrid_fields
 from .torchscale import TORCHSCALE
 
 
-MODULES = (minicpm_sala, hypenet, minimax, ling, ring, transnormer)  # the first of two with the same tensors has one more
+# The first family that recognises a folder is used: some share the names of their tensors with a later one.
+MODULES = (minicpm_sala, hypenet, minimax, ling, ring_lite, ring, transnormer)
 FAMILIES = tuple(module.FAMILY for module in MODULES)
 DIALECTS = (FLA, TORCHSCALE, *(dialect for family in FAMILIES for dialect in family.dialects))
-BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
 
 def family_of(content: dict[str, Any]) -> Family | None:
     """Returns the family of a config.json, or None."""
-    return next((family for family in FAMILIES if family.own_key in content), BY_MODEL_TYPE.get(content.get("model_type")))
+    return next((family for family in FAMILIES if family.own_key in content or family.recognises((), content)), None)
 
 
 def fields_of(content: dict[str, Any]) -> dict[str, Any]:

@@ -133,6 +133,8 @@ class Family:
         without_effect: pattern of keys that do not affect a layer's output.
         own_key: a key that identifies the family in a config.json without a model_type.
         named_apart: whether the names of tensors identify the family, because no other family has them.
+        by_architecture: whether only config.json with this `architecture` belongs to the family, since another family has
+            the same model type.
     """
 
     name: str
@@ -146,11 +148,14 @@ class Family:
     without_effect: str = ""
     own_key: str | None = None
     named_apart: bool = True
+    by_architecture: bool = False
 
     def recognises(self, names: Collection[str], config: dict[str, Any] | None) -> bool:
         """Returns whether tensors of these names, with this config.json, belong to the family."""
         named = self.named_apart and any(dialect.names_any_of(names) for dialect in self.dialects)
-        return named or (config or {}).get("model_type") in self.model_types
+        config = config or {}
+        asked = not self.by_architecture or self.architecture in (config.get("architectures") or ())
+        return named or (asked and config.get("model_type") in self.model_types)
 
     def fields(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the fields of RetNetHybridConfig for a config.json.

@@ -28,9 +28,9 @@ def convert(
 ) -> None:
     """Turn a checkpoint of another implementation into a folder that transformers loads.
 
-    Formats: fla, torchscale, syncdoth; hypenet, minicpm_sala, transnormer, minimax, ring, ling; vir_official, vir_pulfer,
-    rmt, poolformer; yet_another_retnet is only recognised. Folders of fla, syncdoth, and the second six need no conversion:
-    from_pretrained reads them directly.
+    Formats: fla, torchscale, syncdoth; hypenet, minicpm_sala, transnormer, minimax, ring, ring_lite, ling; vir_official,
+    vir_pulfer, rmt, poolformer; yet_another_retnet is only recognised. Folders of fla, syncdoth, and the second seven need
+    no conversion: from_pretrained reads them directly.
 
     [bold]Examples[/bold]
 

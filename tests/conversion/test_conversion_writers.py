@@ -36,6 +36,7 @@ from retnet_hf_conversion import (
     minimax,
     poolformer,
     ring,
+    ring_lite,
     rmt,
     syncdoth,
     torchscale,
@@ -62,6 +63,10 @@ TAKEN = {
     | {"decay_schedule": decays_with_factors("alibi", 4, transnormer.depth_factors(2)), "rms_norm_eps": EPSILON}
     | {"head_norm_eps": EPSILON / 8},
     ring: FAMILIES["ring"] | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3))},
+    ring_lite: FAMILIES["ring"]
+    | {"decay_schedule": decays_with_factors("alibi", 4, ling.depth_factors(3)), "head_norm_groups": 1, "use_qk_norm": False}
+    | {"router_act": "softmax", "use_router_bias": False, "n_group": None, "topk_group": None, "routed_scaling_factor": 1.0}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     ling: FAMILIES["ring"]
     | {"decay_schedule": decays_with_factors("alibi", 4, ling.depth_factors(3)), "attention_num_key_value_heads": None}
     | {"kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4},

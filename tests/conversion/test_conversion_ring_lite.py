@@ -1,0 +1,96 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Ring-lite-linear-preview. The expected outputs were computed in float64 by a plain program."""
+
+import pytest
+import torch
+from foreign_folders import write_folder
+from golden import SMALL, Golden, golden
+from small_models import close, greedy
+from transformers import AutoModelForCausalLM
+
+from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
+from retnet_hf_conversion.formats import FORMATS
+from retnet_hf_conversion.moves import empty_model
+from retnet_hf_conversion.ring_lite import FAMILY, from_ring_lite, to_ring_lite
+
+
+of_each_case = pytest.mark.parametrize("case", ["ring_lite/published_like", "ring_lite/other_options"])
+
+
+def read(case: str) -> tuple[RetNetHybridForCausalLM, Golden]:
+    data = golden(case, SMALL)
+    return from_ring_lite(data.state_dict, data.config).eval(), data
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
+@of_each_case
+def test_logits_and_loss_are_the_published_ones_in_every_form(case, form):
+    model, data = read(case)
+    ids = data.tensors["input_ids"]
+    output = model(ids, labels=ids, retention_form=form)
+    close(output.logits, data.tensors["logits"], 1e-5 * data.tensors["logits"].abs().max().item())
+    close(output.loss, data.tensors["loss"][0], 1e-5)
+
+
+@of_each_case
+def test_the_auto_class_reads_a_folder_and_padded_rows_are_what_they_are_alone(case, tmp_path):
+    data = golden(case, SMALL)
+    write_folder(tmp_path / "published", data.state_dict, data.config)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "published").eval()
+    assert model.config.head_norm_groups == 1
+    ids = data.tensors["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[1, :6] = 0
+    padded = model(ids, attention_mask=mask).logits
+    close(padded[1, 6:], model(ids[1:, 6:]).logits[0], 2e-5)
+    close(padded[0], data.tensors["logits"][0], 5e-5)
+    model.generation_config.eos_token_id = None
+    assert torch.equal(greedy(model, ids, 6), greedy(model, ids, 6, use_cache=False))
+
+
+@of_each_case
+def test_it_is_written_as_it_was_published(case):
+    model, data = read(case)
+    state_dict, config = to_ring_lite(model)
+    without_effect = {"linear_mode": "chunk"}
+    assert {name: config.get(name, without_effect.get(name)) for name in data.config} == data.config
+    assert state_dict.keys() == data.state_dict.keys()
+    assert all(torch.equal(tensor, data.state_dict[name]) for name, tensor in state_dict.items())
+
+
+def test_it_is_told_from_ring_by_its_architecture():
+    for case in ("ring_lite", "ring"):
+        data = golden(f"{case}/published_like", SMALL)
+        found = [name for name, form in FORMATS.items() if form.recognises(data.state_dict.keys(), data.config)]
+        assert found[0] == case
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"use_bias": True}, "use_bias in config.json must be False"),
+        ({"use_bias": None}, "use_bias in config.json must be False .* got None"),
+        ({"use_linear_gqa": True}, "use_linear_gqa in config.json must be False"),
+        ({"use_qk_norm": True}, "use_qk_norm"),
+        ({"score_function": "sigmoid"}, "score_function"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused(fields, words):
+    data = golden("ring_lite/published_like", SMALL)
+    with pytest.raises(ValueError, match=words):
+        from_ring_lite(data.state_dict, data.config | fields)
+
+
+def test_the_published_size_has_as_many_parameters_as_its_card_says():
+    published = {"vocab_size": 126464, "hidden_size": 2048, "intermediate_size": 5632, "moe_intermediate_size": 1408}
+    published |= {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
+    published |= {"num_experts": 64, "num_experts_per_tok": 6, "num_shared_experts": 2, "layer_group_size": 7}
+    config = RetNetHybridConfig(**FAMILY.fields(golden("ring_lite/published_like", SMALL).config | published))
+    assert 17.0e9 < empty_model(RetNetHybridForCausalLM, config).num_parameters() < 17.2e9
