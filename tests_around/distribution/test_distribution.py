@@ -1,0 +1,71 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What a release uploads: the sdist builds the wheel, and the wheel has every package and works without the checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+from retnet_hf.version import __version__
+
+
+pytest.importorskip("build", reason="build is not installed: pip install -e '.[around]'")
+PACKAGES = {
+    "retnet_hf": "retnet_hf",
+    "retnet_hf_cli": "retnet_hf_cli",
+    "retnet_hf_conversion": "conversion",
+    "retnet_hf_cpu": "retnet_hf_cpu",
+    "retnet_hf_export": "retnet_hf_export",
+    "retnet_hf_linearization": "linearization",
+    "retnet_hf_vllm": "retnet_hf_vllm",
+}
+
+
+def run(*command: str, **options) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def uploads(tmp_path_factory) -> list[Path]:
+    """The sdist and the wheel that is built from it, of the files that git tracks."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in run("git", "ls-files", "*.py", "*.toml", "*.md", "*.typed", "*.html", "*.js", "LICENSE", cwd=ROOT).splitlines():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    run(sys.executable, "-m", "build", "--no-isolation", ".", cwd=folder)
+    return sorted((folder / "dist").iterdir())
+
+
+def test_their_metadata_is_what_a_package_index_accepts(uploads):
+    assert [path.name for path in uploads] == [
+        f"retnet_hf-{__version__}-py3-none-any.whl",
+        f"retnet_hf-{__version__}.tar.gz",
+    ]
+    run(sys.executable, "-m", "twine", "check", "--strict", *map(str, uploads))
+
+
+def test_the_wheel_has_every_module_and_runs_without_the_checkout(uploads, tmp_path):
+    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path / "installed"), str(uploads[0]))
+    for package, source in PACKAGES.items():
+        modules = {path.relative_to(ROOT / source) for path in (ROOT / source).rglob("*.py")}
+        installed = tmp_path / "installed" / package
+        assert {path.relative_to(installed) for path in installed.rglob("*.py")} == modules, package
+    script = f"""
+import retnet_hf, {", ".join(PACKAGES)}
+from transformers import AutoModelForCausalLM
+config = retnet_hf.RetNetConfig.from_preset("tiny", vocab_size=50)
+print(retnet_hf.__file__, retnet_hf.__version__, type(AutoModelForCausalLM.from_config(config)).__name__)
+"""
+    script = script.replace(", retnet_hf_vllm", "")  # which imports vLLM
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
+    answer = run(sys.executable, "-c", script, cwd=tmp_path, env=environment)
+    assert answer.split() == [str(tmp_path / "installed" / "retnet_hf" / "__init__.py"), __version__, "RetNetForCausalLM"]
+    help_text = run(sys.executable, "-m", "retnet_hf_cli", "--version", cwd=tmp_path, env=environment)
+    assert __version__ in help_text
