@@ -36,7 +36,8 @@ def run(*command: str, **options) -> str:
 def uploads(tmp_path_factory) -> list[Path]:
     """The sdist and the wheel that is built from it, of the files that git tracks."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in run("git", "ls-files", "*.py", "*.toml", "*.md", "*.typed", "*.html", "*.js", "LICENSE", cwd=ROOT).splitlines():
+    kinds = ("*.py", "*.toml", "*.md", "*.typed", "*.html", "*.js", "LICENSE")
+    for name in run("git", "ls-files", *kinds, cwd=ROOT).splitlines():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     run(sys.executable, "-m", "build", "--no-isolation", ".", cwd=folder)
