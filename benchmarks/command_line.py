@@ -10,12 +10,11 @@ import psutil
 import torch
 from rich.console import Console
 
-from .goals import outcomes
 from .machine import describe
 from .peers import CONTENDERS, REFERENCE, SIZES, missing
 from .plots import draw
 from .race import Conditions, Limits, Race, Result, run
-from .result_tables import goals_table, sizes_of, table_of, write_json
+from .result_tables import sizes_of, table_of, write_json
 
 
 # Defaults of the command line: in full, and with --quick.
@@ -146,16 +145,13 @@ def main(races: list[Race], description: str, words: list[str] | None = None) ->
                 limits[race.name] += [reached] if reached else []
                 if arguments.json:  # after every heat, in case a long race is stopped
                     done = results + of_race
-                    write_json(arguments.json, machine, conditions, done, limits, left_out, list(outcomes(done)))
+                    write_json(arguments.json, machine, conditions, done, limits, left_out)
         results += of_race
         console.print(table_of(race, of_race, limits[race.name]))
     console.print(sizes_of(results))
     console.print(f"x reference: tokens per second over those of {REFERENCE} in the same round, median (10 %..90 %)")
     for reason in left_out:
         console.print(f"left out: {reason}")
-    decided = [outcome for outcome in outcomes(results) if outcome.met is not None]
-    if decided:
-        console.print(goals_table(decided))
     if arguments.plots:
         draw(results, f"{machine}; {conditions.dtype}, {conditions.size} parameters", arguments.plots)
     return results

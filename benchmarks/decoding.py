@@ -43,7 +43,7 @@ def prepare(peer: Peer, entrant: Entrant, conditions: Conditions) -> Lap:
 
 
 def heats(settings: argparse.Namespace) -> list[Heat]:
-    """Returns heats for all lengths at the goals' batches, all batches at one length, and all contexts of this package."""
+    """Returns heats for all lengths at the batches of the tables, all batches at one length, and all contexts of ours."""
     raced = [(length, batch) for batch in settings.context_batches for length in settings.contexts]
     raced += [(settings.batch_context, batch) for batch in settings.batches]
     shared = [

@@ -14,7 +14,6 @@ import transformers
 from rich import box
 from rich.table import Table
 
-from .goals import Outcome
 from .measuring import Spread
 from .race import Limits, Race, Result
 
@@ -73,16 +72,6 @@ def sizes_of(results: Iterable[Result]) -> str:
     return "parameters: " + ", ".join(f"{model} {count / 1e6:.2f} M" for model, count in sizes.items())
 
 
-def goals_table(outcomes: Iterable[Outcome], conditions: str = "float32, 2 CPU cores, 33M parameters") -> Table:
-    table = Table(title=f"goals (set for {conditions})", box=box.SIMPLE, padding=0, title_justify="left")
-    for name in ("goal", "wanted", "reached", ""):
-        table.add_column(name, justify="left" if name == "goal" else "right", no_wrap=True)
-    verdicts = {True: "met", False: "missed", None: ""}
-    for outcome in outcomes:
-        table.add_row(outcome.goal, outcome.wanted, outcome.reached, verdicts[outcome.met])
-    return table
-
-
 def _plain(value: Any) -> Any:
     """Returns a value in types that JSON supports."""
     if isinstance(value, Spread):
@@ -103,7 +92,6 @@ def write_json(
     results: list[Result],
     limits: dict[str, list[Limits]],
     left_out: list[str],
-    outcomes: list[Outcome],
 ) -> None:
     content = {
         "machine": machine,
@@ -113,6 +101,5 @@ def write_json(
         "limits": {race: [limit._asdict() for limit in reached] for race, reached in limits.items()},
         "left_out": left_out,
         "results": [record_of(result) for result in results],
-        "goals": [outcome._asdict() for outcome in outcomes],
     }
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -34,7 +34,6 @@ from benchmarks import (
     vision_resolution,
     vision_resolution_report,
 )
-from benchmarks.goals import outcomes, times_as_fast
 from benchmarks.measuring import Failure, Spread, Turn, attempt, in_its_own_process, in_turns
 from benchmarks.peers import CONTENDERS, SIZES, build, missing
 from benchmarks.quality.write_tables import filled
@@ -321,35 +320,6 @@ def test_heats_leave_out_who_is_too_slow_for_their_length():
     heats = race.shared_heats(["ours", "mamba2"], [512, 1024], [1, 2], "training")
     assert [[entrant.model for entrant in heat.entrants] for heat in heats] == [["ours", "mamba2"], ["ours"]] * 2
     assert [heat.reference for heat in heats][-1] == Entrant("llama", 1024, 2)
-
-
-def test_goals_are_met_or_missed_by_the_median():
-    ours = result([1.0], ratio=Spread(1.6, 1.2, 2.0), of_bound=0.5, memory_ratio=0.95)
-    peer = result([1.5], model="torchscale")
-    faster = result([1.9], model="yet-another")
-    fastest = result([2.1], model="yet-another-parallel", failure="out of memory")
-    verdicts = {outcome.goal: (outcome.reached, outcome.met) for outcome in outcomes([ours, peer, faster, fastest])}
-    assert verdicts["training step, tokens/s, T = 2,048, / Llama"] == ("1.60 (1.20..2.00)", True)
-    assert verdicts["training step, tokens/s, T = 512, / Llama"] == ("not run", None)
-    assert verdicts["peak memory of training, T = 2,048, / Llama"] == ("0.95", False)
-    assert verdicts["training, T = 2,048, / torchscale"] == ("1.50 (1.50..1.50)", False)
-    assert verdicts["training, T = 2,048, / yet-another"] == ("1.90 (1.90..1.90)", False)
-    assert verdicts["training, T = 2,048, / speed of matrix products"] == ("0.50", False)
-
-
-def test_the_fastest_form_of_a_peer_is_the_one_to_beat():
-    ours, slow, fast = result([1.0, 2.0]), result([9.0, 9.0]), result([3.0, 4.0])
-    assert times_as_fast(ours, [slow, None, fast]) == (2.5, 2.0, 3.0)
-    assert times_as_fast(None, [slow]) is None
-    assert times_as_fast(ours, [None]) is None
-
-
-def test_flatness_is_judged_in_the_heat_that_runs_for_it():
-    alone, reference = Entrant("ours", 65536, 1, True), Entrant("ours", 4096, 1, True)
-    flat = result([1.0], length=alone.length, checkpointed=True, reference=reference, ratio=Spread(0.95, 0.9, 1.0))
-    verdicts = {outcome.goal: outcome for outcome in outcomes([flat])}
-    outcome = verdicts["training time per token, T = 65,536, / T = 4,096"]
-    assert (outcome.reached, outcome.met) == ("1.05", True)
 
 
 # The command
