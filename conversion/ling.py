@@ -87,10 +87,11 @@ class WithFurtherLayers(Family):
 
     def plan(self, shapes: Mapping[str, Shape] | None, config: dict[str, Any] | None) -> Conversion:
         planned = super().plan(shapes, config)
-        last, moves = planned.config.num_hidden_layers - 1, list(planned.moves)
+        layers, moves = planned.config.num_hidden_layers, list(planned.moves)
+        further = range(layers, layers + (config.get("num_nextn_predict_layers") or 0))
         for name in shapes or ():
             layer = re.match(r"model\.layers\.(\d+)\.", name)
-            if layer and int(layer[1]) > last:
+            if layer and int(layer[1]) in further:
                 moves.append(Move((name,), (), Dropped("of a layer that predicts further tokens")))
         return replace(planned, moves=moves)
 

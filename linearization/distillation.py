@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, Trainer
 
-from .measures import HEAD_TOKENS
+from .measures import HEAD_TOKENS, logits_of
 
 
 ROWS = 256  # distributions exist for this many tokens at a time
@@ -217,7 +217,7 @@ def store_teacher(teacher: PreTrainedModel, batches: Iterable[Tensor], folder: s
         if path.is_file() and _asked(path) == asked:
             continue
         hidden = teacher.model(ids.to(teacher.device), use_cache=False).last_hidden_state.flatten(0, 1)  # (B T, D)
-        tops = [teacher.lm_head(rows).float().log_softmax(-1).topk(k) for rows in hidden.split(HEAD_TOKENS)]
+        tops = [logits_of(teacher, rows).float().log_softmax(-1).topk(k) for rows in hidden.split(HEAD_TOKENS)]
         values, indices = (torch.cat(parts).view(*ids.shape, k) for parts in zip(*tops))
         partial = path.with_suffix(".partial")
         tensors = zip(_STORED, (ids.int(), values.half(), indices.int()))

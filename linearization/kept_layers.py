@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from retnet_hf.hybrid.softmax_attention import AttentionPlan
 from retnet_hf.ops.layout import layout_of
 
-from .measures import HEAD_TOKENS
+from .measures import HEAD_TOKENS, logits_of
 from .transfer import transfer
 
 
@@ -83,7 +83,7 @@ def _read(model: PreTrainedModel, hidden: Tensor, plans: Sequence[AttentionPlan]
     for layer, plan in list(zip(model.model.layers, plans))[first:]:
         hidden = layer(hidden, plan=plan)
     rows = model.model.norm(hidden)[0, :: max(1, hidden.shape[1] // COMPARED)]
-    return torch.cat([model.lm_head(part).float().log_softmax(-1) for part in rows.split(HEAD_TOKENS)])
+    return torch.cat([logits_of(model, part).float().log_softmax(-1) for part in rows.split(HEAD_TOKENS)])
 
 
 def _with_one_changed(

@@ -35,6 +35,11 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
+def logits_of(model: PreTrainedModel, hidden_states: Tensor) -> Tensor:
+    """Returns the logits (…, V) for hidden states (…, D) of a model of this package or of transformers."""
+    return model.lm_head(model.input_of_head(hidden_states) if hasattr(model, "input_of_head") else hidden_states)
+
+
 def repeats(ids: Tensor) -> Tensor:
     """Returns whether the pair of tokens t and t + 1 occurred before in the same row, (B, T-1) bool, for ids (B, T)."""
     pairs = ids[:, :-1] * (int(ids.max()) + 1) + ids[:, 1:]
@@ -56,7 +61,7 @@ def losses_of(model: PreTrainedModel, ids: Tensor) -> Tensor:
     hidden = model.model(ids.to(model.device), use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)  # (B (T-1), D)
     targets = ids[:, 1:].flatten().to(hidden.device).split(HEAD_TOKENS)
     parts = zip(hidden.split(HEAD_TOKENS), targets)
-    losses = [F.cross_entropy(model.lm_head(rows).float(), target, reduction="none") for rows, target in parts]
+    losses = [F.cross_entropy(logits_of(model, rows).float(), target, reduction="none") for rows, target in parts]
     return torch.cat(losses).view(len(ids), -1).cpu()
 
 
@@ -66,7 +71,9 @@ def mean_divergence(model: PreTrainedModel, source: PreTrainedModel, ids: Tensor
     hidden = [each.model(ids.to(each.device), use_cache=False).last_hidden_state.flatten(0, 1) for each in (model, source)]
     total = 0.0
     for own, theirs in zip(*(states.split(HEAD_TOKENS) for states in hidden)):
-        found, wanted = (each.lm_head(rows).float().log_softmax(-1).cpu() for each, rows in ((model, own), (source, theirs)))
+        found, wanted = (
+            logits_of(each, rows).float().log_softmax(-1).cpu() for each, rows in ((model, own), (source, theirs))
+        )
         total += F.kl_div(found, wanted, log_target=True, reduction="sum").item()
     return total / ids.numel()
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .measures import logits_of
+
 
 CHOICES = 10  # candidates for the next token of a needle, one of them right
 NEEDLE, CUE = 8, 4  # tokens of a needle, and how many of them are repeated at the end of the text
@@ -82,7 +84,7 @@ def _share_found(model: PreTrainedModel, ids: Tensor, places: Tensor, choices: T
     for rows in torch.arange(len(ids)).split(max(1, BATCH_TOKENS // ids.shape[1])):
         hidden = model.model(ids[rows].to(model.device), use_cache=False).last_hidden_state  # (B, T, D)
         at = places[rows, :, None].expand(-1, -1, hidden.shape[-1]).to(hidden.device)
-        logits = model.lm_head(hidden.gather(1, at)).cpu()  # (B, P, vocabulary)
+        logits = logits_of(model, hidden.gather(1, at)).cpu()  # (B, P, vocabulary)
         others = logits.gather(2, choices[rows]).masked_fill(choices[rows] == right[rows, :, None], -torch.inf)
         # A tie counts as not found, and so does NaN.
         found.append(logits.gather(2, right[rows, :, None])[..., 0] > others.amax(-1))

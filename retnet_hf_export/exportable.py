@@ -28,7 +28,8 @@ def require_exportable(model: Any, kinds: Sequence[str] = ()) -> None:
         raise ExportError(f"weights can be float32, int8 or int4, not {unknown[0]!r}")
     if getattr(model.config, "kv_lora_rank", None) is not None:
         raise ExportError("kv_lora_rank must be None: latent attention cannot be exported")
-    if getattr(model.config, "attention_max_length", None) is not None:
+    limited = getattr(model.config, "attention_max_length", None) is not None
+    if limited and "full_attention" in model.config.layer_types:
         raise ExportError("attention_max_length must be None: an exported model cannot refuse longer texts")
     if getattr(model, "hf_quantizer", None) is not None:
         raise ExportError("the weights are quantised: load the model in full or half precision, and quantise the export")

@@ -15,6 +15,9 @@ from retnet_hf import RetNetHybridConfig
 from retnet_hf.hybrid.experts import MixtureOfExperts
 
 
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu"}  # of experts, by the names of transformers
+
+
 class FusedMixture(nn.Module):
     """A `MixtureOfExperts` that chooses experts by its own router and computes them by vLLM."""
 
@@ -31,7 +34,7 @@ class FusedMixture(nn.Module):
             renormalize=False,
             quant_config=quantization,
             prefix=f"{prefix}.experts",
-            activation=config.hidden_act,
+            activation=ACTIVATIONS[config.hidden_act],
             custom_routing_function=self._choose,
             router_logits_dtype=torch.float32,
         )

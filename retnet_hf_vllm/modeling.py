@@ -161,7 +161,7 @@ def model_without_weights(
         if isinstance(module, nn.Linear | nn.Embedding | Experts):  # replaced below
             continue
         if isinstance(module, Router) and module.bias is not None:
-            module.bias = nn.Buffer(torch.empty_like(module.bias, device=device))
+            module.bias = nn.Buffer(torch.empty_like(module.bias, device=device, dtype=torch.float32))
         for name, parameter in module.named_parameters(recurse=False):
             setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False))
     for name, module in list(model.named_modules()):

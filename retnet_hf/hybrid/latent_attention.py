@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from ..modules.hooks import has_hooks
 from ..modules.initial_weights import projection
 from ..retnet.retention_mixer import RetNetRMSNorm
 from .configuration_hybrid import RetNetHybridConfig
@@ -71,7 +72,7 @@ class RetNetLatentAttention(nn.Module):
         return self.o_proj(output.transpose(1, 2).flatten(2)), weights
 
     def weight_of(self, linear: nn.Module, like: Tensor) -> Tensor:
-        """Returns the weight (out, R) of a linear layer, which may be quantised or have an adapter."""
-        if type(linear) is nn.Linear and type(linear.weight) is nn.Parameter:
+        """Returns the weight (out, R) of a linear layer, which may be quantised, offloaded or hooked, or have an adapter."""
+        if type(linear) is nn.Linear and type(linear.weight) is nn.Parameter and not has_hooks([linear]):
             return linear.weight.to(like.dtype)
         return linear(torch.eye(self.rank, dtype=like.dtype, device=like.device)).T

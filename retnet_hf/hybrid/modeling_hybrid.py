@@ -245,10 +245,13 @@ class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
         return hidden_states if scaling is None else hidden_states / scaling
 
     def _validate_generated_length(self, generation_config: Any, input_ids_length: int, *args: Any) -> None:
-        """Raises ValueError before the first token if a text would become longer than softmax layers accept."""
+        """Raises ValueError before the first token if prompt and new tokens are more than softmax layers accept.
+
+        A state or embeddings before them are not counted. There, the call that goes beyond the limit raises an error.
+        """
         super()._validate_generated_length(generation_config, input_ids_length, *args)
         most, asked = self.config.attention_max_length, generation_config.max_length - 1  # the last token is not read
-        if most is not None and asked > most:
+        if most is not None and asked > most and "full_attention" in self.config.layer_types:
             raise ValueError(
                 f"prompt and new tokens must be at most {most + 1} (attention_max_length and one), got {asked + 1}: "
                 "max_length or max_new_tokens limits them."

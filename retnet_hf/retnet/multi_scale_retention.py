@@ -117,7 +117,8 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
 
         Raises:
             ValueError: for hidden states, masks or documents of other shapes, a float mask, a state in a bidirectional
-                layer, and a state of other options, of another number of rows or, except in compiled code, of other weights.
+                layer, and a state of other options, of another number of rows or, except in compiled code, of another
+                layer with other weights.
             TypeError: for something else than a state.
         """
         config, own = self.config, part_of(state, self, RetNetState)

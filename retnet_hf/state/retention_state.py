@@ -584,8 +584,10 @@ class RetNetState(Cache):
         writer = None if self._writer is None else self._writer()
         if writer is model and not model.training:
             return  # weights only change in training
-        if alone and writer not in (None, model) and self.batch_size > 0 and weights_mark(writer) != weights_mark(model):
-            raise ValueError(f"the state was updated by another {type(model).__name__}, with other weights.")
+        if alone and writer not in (None, model) and self.batch_size > 0:
+            own, theirs = weights_mark(model), weights_mark(writer)
+            if None not in (own, theirs) and not is_of_same_weights(own, theirs):
+                raise ValueError(f"the state was updated by another {type(model).__name__}, with other weights.")
         if self._mark is not None:
             own = weights_mark(model)
             if own is not None and not is_of_same_weights(own, self._mark):

@@ -25,6 +25,7 @@ from .state_file import (
 )
 
 
+CHANGED = -1  # in place of a version: other weights than today's computed a part of the state
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 DTYPES = {  # of the tensors of a file; others have those of hidden states
     "recurrent_states": STATE_DTYPES,
@@ -187,7 +188,10 @@ class StreamState:
         copies = {layer: memo.get(id(layer), layer) for layer in self.parts}  # of a model that is copied with its state
         twin.layers = {name: copies[layer] for name, layer in self.layers.items()}
         twin.parts = {copies[layer]: part for layer, part in twin.parts.items()}
-        twin.versions = {}
+        twin.versions = {
+            copies[layer]: weights_version(copies[layer]) if weights_version(layer) == version else CHANGED
+            for layer, version in self.versions.items()
+        }
         return twin
 
     def select(self, rows: Tensor | list[int]) -> "StreamState":
@@ -209,7 +213,11 @@ class StreamState:
         parts = {
             layer: type(part).concatenate([state[layer] for state in states]) for layer, part in states[0].parts.items()
         }
-        return states[0]._with_parts(parts)
+        joined = states[0]._with_parts(parts)
+        for state in states[1:]:
+            differing = (layer for layer, version in state.versions.items() if joined.versions.get(layer) != version)
+            joined.versions |= dict.fromkeys(differing, CHANGED)
+        return joined
 
     def reset_rows(self, rows: Tensor) -> None:
         """Begins some rows anew, without reading the values of `rows` in Python.
@@ -302,7 +310,9 @@ class StreamState:
 
         tensors, mark = read_state_file(path, state.fingerprint, check, "StreamState")
         own = weights_mark(model)
-        if None not in (own, mark) and not other_weights and not is_of_same_weights(own, mark):
+        same = None in (own, mark) or is_of_same_weights(own, mark)
+        state.versions = {layer: weights_version(layer) if same else CHANGED for layer in state.parts}
+        if not same and not other_weights:
             raise ValueError(f"{path} was saved by a model with other weights. other_weights=True loads it all the same.")
         for name, holder in state._holders().items():
             holder.fill_(*(tensors[f"{name}.{tensor}"].to(device) for tensor in holder.SAVED))

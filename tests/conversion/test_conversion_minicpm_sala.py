@@ -15,6 +15,7 @@ from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
 from retnet_hf_conversion.formats import FORMATS
 from retnet_hf_conversion.minicpm_sala import FAMILY, from_minicpm_sala, to_minicpm_sala
 from retnet_hf_conversion.moves import empty_model
+from retnet_hf_linearization.measures import losses_of
 
 
 of_each_case = pytest.mark.parametrize("case", ["minicpm_sala/published_like", "minicpm_sala/other_options"])
@@ -86,6 +87,7 @@ def test_hidden_states_are_those_of_the_authors_and_logits_are_divided():
     with torch.no_grad():
         outputs = model(ids, output_hidden_states=True)
         torch.testing.assert_close(outputs.logits, model.lm_head(outputs.hidden_states[-1]) / scaling, rtol=1e-5, atol=1e-6)
+        close(losses_of(model, ids).mean(), model(ids, labels=ids).loss, 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,12 @@ def test_a_layer_takes_neither_the_state_of_other_options_nor_that_of_other_weig
         loaded = RetNetState.load(tmp_path / "state.safetensors", second.config)
         with pytest.raises(ValueError, match="other weights"):
             second(torch.randn(1, 3, 8), loaded)
+        rounded = copy.deepcopy(second).bfloat16()
+        state = second.new_state()
+        second(torch.randn(1, 3, 8), state)
+        rounded(torch.randn(1, 3, 8).bfloat16(), state)
+        state = first.new_state()
+        first(torch.randn(1, 3, 8), state)
         copied = copy.deepcopy(first)
         assert torch.equal(copied(torch.ones(1, 3, 8), state.clone())[0], first(torch.ones(1, 3, 8), state)[0])
 
@@ -340,7 +346,19 @@ def test_a_state_is_saved_with_the_weights_that_computed_it(model, tmp_path):
     state.save(file, model)
     with pytest.raises(ValueError, match="other weights"):
         StreamState.load(file, model)
-    assert StreamState.load(file, model, other_weights=True).nbytes == state.nbytes
+    loaded = StreamState.load(file, model, other_weights=True)
+    assert loaded.nbytes == state.nbytes
+    fresh = StreamState(model)
+    model(frames(2, 5), fresh)
+    fresh.save(file, model)
+    assert StreamState.load(file, model).nbytes == state.nbytes
+    for stale in (loaded, copy.deepcopy(state), StreamState.concatenate([fresh, state]), state.select([1])):
+        stale.save(file, model)
+        with pytest.raises(ValueError, match="other weights"):
+            StreamState.load(file, model)
+    twin, copied = copy.deepcopy((model, fresh))
+    copied.save(file, twin)
+    assert StreamState.load(file, model).nbytes == state.nbytes
 
 
 def test_an_encoder_of_torch_calls_the_layer_in_both_modes():

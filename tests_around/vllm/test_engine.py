@@ -152,6 +152,18 @@ def test_families_of_experts_are_served_as_published_and_as_saved_here(family, t
             assert generated(llm, prompts((5, 30, 70), seed=6)) == expected(model, prompts((5, 30, 70), seed=6))
 
 
+def test_the_router_bias_stays_in_float32(tmp_path):
+    """A rounded bias would choose other experts."""
+    model = model_of("ring").to(torch.bfloat16)
+    for layer in model.model.layers[1:]:
+        layer.mlp.router.bias = 8 + torch.rand(8) / 64
+    wanted = [layer.mlp.router.bias for layer in model.model.layers[1:]]
+    model.save_pretrained(tmp_path)
+    with engine(tmp_path, dtype="bfloat16") as llm:
+        (found,) = llm.apply_model(lambda it: [each for name, each in it.named_buffers() if name.endswith("router.bias")])
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
 def test_ling_stays_with_the_classes_of_vllm():
     register()
     assert "hypenet" in CONFIG_MAPPING
