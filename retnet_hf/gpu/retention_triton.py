@@ -20,7 +20,7 @@ bfloat16 operands are multiplied as bfloat16. float16 is multiplied as TF32, whi
 their sums; float32 as torch.set_float32_matmul_precision says. Sums are float32: the running state, the accumulators, and
 the output, which is no average and could overflow. States are stored in the dtype in which they are multiplied.
 
-`docs/guides/gpu.md` lists the products, bytes and registers of the kernels.
+On sm_90, the kernels use 194 to 245 registers and at most 197 kB; on sm_80, 128 to 168 registers and 33 kB. None spills.
 """
 
 import os
