@@ -208,7 +208,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "conversion_ling",
         [
             ("1 - layer / max(layers - 1, 1) + 1e-5", "1 - (layer - 1) / max(layers - 1, 1) + 1e-5"),
-            ("if layer and int(layer[1]) > last:", "if layer and int(layer[1]) > last + 1:"),
+            ("if layer and int(layer[1]) in further:", "if layer and int(layer[1]) >= layers:"),
             ("config.kv_lora_rank + config.qk_rope_head_dim)", "config.qk_rope_head_dim)"),
         ],
     ),
