@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python complains when it flushes at exit
         return 1
     except OSError as error:
-        return complain(f"{error.filename}: {error.strerror}" if error.filename else first_line(error), 1)
+        said = f"{error.filename}: {error.strerror}" if error.filename else first_line(error)
+        return complain(f"no space is left on the disk: {said}" if is_full(error) else said, 1)
     except ranks.FailedElsewhere:
         return complain("another process has failed", 1)
     except Exception as error:

@@ -15,7 +15,7 @@ from retnet_hf_conversion.syncdoth import to_syncdoth
 
 def write_folder(folder: Path, state_dict: dict, config: dict, layout: str = "safetensors") -> Path:
     """A published folder: one file, several with an index, or a pickle."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "retnet"} | config))
     if layout == "bin":
         torch.save(state_dict, folder / "pytorch_model.bin")

@@ -50,7 +50,7 @@ NOT_RUN = {  # the beginning of a line, as a pattern: why it is not run
     r"\S*retnet-hf serve ": "is a server that runs until Ctrl-C; test_cli_serve.py runs it",
     r"\S*retnet-hf demo": "trains for two minutes; test_cli.py runs it with fewer",
     r"\S*retnet-hf train book": "trains a tokenizer and 10 M parameters for a minute; test_cli.py trains fewer",
-    r"\S*retnet-hf linearize meta-llama/": "reads a source and a text from the Hub",
+    r"\S*retnet-hf linearize HuggingFaceTB/": "reads a source and a text from the Hub",
     r"\S*retnet-hf linearize ": "trains for minutes; test_cli_linearize.py runs these options",
     r"python examples/train_image_classifier.py ": "trains for minutes; test_example_classifier.py trains less",
 }
@@ -161,7 +161,7 @@ MAKERS = {
     "book.txt": make_text,
     "notes/": make_texts,
     "checkpoint_last.pt": make_torchscale,
-    "TransNormerLLM-385M": make_published("transnormer/published_like"),
+    "OpenNLPLab/TransNormerLLM-385M": make_published("transnormer/published_like"),
     "fla-hub/retnet-1.3B-100B": make_foreign(to_fla, "fla"),
     "chen-yingfa/HypeNet-2B": make_foreign(to_hypenet, "hypenet"),
 }
@@ -222,7 +222,7 @@ def test_a_command_that_is_not_understood_would_be_noticed(line):
 
 
 def test_every_line_is_a_command_of_ours_or_has_a_reason():
-    assert len(OURS) >= 30
+    assert len(OURS) >= 28
     assert [line for line in LINES if line not in OURS and reason(line) is None] == []
     assert [pattern for pattern in NOT_RUN if not any(re.match(pattern, line) for line in LINES)] == []
 
