@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
+from transformers.cache_utils import Cache
 
 from ..modules.hooks import has_hooks
 from ..modules.initial_weights import projection

@@ -4,6 +4,7 @@
 
 import pytest
 import torch
+from changed_fields import LATENT
 from small_models import DIALECTS, FAMILIES, close, random_ids, small_config, small_model
 from transformers.utils import logging
 
@@ -14,9 +15,8 @@ from retnet_hf_vllm.limits import refuse_what_has_no_memory
 pytest_plugins = ("plain_programs",)  # the fixture `made`
 
 REFUSED = {
-    "minimax": "num_experts must be None to be served by vLLM, got 4",
-    "ring": "num_experts must be None to be served by vLLM, got 8",
-    "sinks": "attention_sinks must be 0 to be served by vLLM, got 2",
+    "sinks": ({}, "attention_sinks must be 0 to be served by vLLM, got 2"),
+    "fla": (LATENT, "kv_lora_rank must be None to be served by vLLM, got 6"),
 }
 
 
@@ -28,11 +28,12 @@ def test_vllm_is_not_given_a_model_without_states():
 
 @pytest.mark.parametrize("family", REFUSED)
 def test_vllm_is_not_given_layers_that_its_tables_have_no_place_for(family):
-    with pytest.raises(ValueError, match=REFUSED[family]):
-        refuse_what_has_no_memory(small_config(family))
+    fields, sentence = REFUSED[family]
+    with pytest.raises(ValueError, match=sentence):
+        refuse_what_has_no_memory(small_config(family, **fields))
 
 
-@pytest.mark.parametrize("dialect", [*(name for name in DIALECTS if name != "sinks"), "hypenet", "transnormer"])
+@pytest.mark.parametrize("dialect", [*(name for name in DIALECTS if name != "sinks"), *FAMILIES])
 def test_vllm_is_given_all_others(dialect):
     refuse_what_has_no_memory(small_config(dialect))
 
