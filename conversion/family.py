@@ -103,11 +103,15 @@ def head_dim(fields: Mapping[str, Any]) -> int:
     return max(round(fields["hidden_size"] * fields["key_expansion"]) // max(fields["num_attention_heads"], 1), 1)
 
 
-def _heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
+def heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns our number and size of heads of retention. Each head has its own keys, whatever num_key_value_heads says."""
     hidden, heads = fields["hidden_size"], config["num_attention_heads"]
     expansion = heads * (config.get("head_dim") or hidden // heads) / hidden
-    own = {"num_attention_heads": heads, "key_expansion": expansion, "value_expansion": expansion}
-    return own | {"attention_num_key_value_heads": config["num_key_value_heads"]}
+    return {"num_attention_heads": heads, "key_expansion": expansion, "value_expansion": expansion}
+
+
+def _heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return heads_there(config, fields) | {"attention_num_key_value_heads": config["num_key_value_heads"]}
 
 
 def _heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:

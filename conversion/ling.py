@@ -16,7 +16,7 @@ from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 from . import ring
 from .changes import Change, Dropped, RotatedLast
 from .dialect import Dialect
-from .family import Family, Row, Together, head_dim, positions, same
+from .family import HEADS, Family, Row, Together, head_dim, heads_there, positions, same
 from .foreign_config import ForeignConfig, alibi_decays
 from .moves import Conversion, Move
 from .shapes import Shape
@@ -58,19 +58,6 @@ def depth_factors(layers: int) -> list[float]:
     return [1 - layer / max(layers - 1, 1) + 1e-5 for layer in range(layers)]
 
 
-def heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns our heads. Each head of retention has its own keys, whatever num_key_value_heads says."""
-    hidden, heads = fields["hidden_size"], config["num_attention_heads"]
-    expansion = heads * (config.get("head_dim") or hidden // heads) / hidden
-    return {"num_attention_heads": heads, "key_expansion": expansion, "value_expansion": expansion}
-
-
-def heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """Returns their keys of heads."""
-    heads = ours.num_attention_heads
-    return {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": ours.head_dim}
-
-
 def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns our rope_parameters. The fraction concerns heads of retention."""
     rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}
@@ -104,7 +91,7 @@ FAMILY = WithFurtherLayers(
     dialects=(DIALECT,),
     rows=(
         *same("hidden_size", "intermediate_size", "num_hidden_layers", hidden_act="silu", rms_norm_eps=1e-6),
-        Together(heads_there, heads_back),
+        Together(heads_there, HEADS.back),
         positions(131072),
         Row("layer_group_size", "layer_types", there=ring.kinds_of, back=ring.group_of),
         Together(rotation_there, ring.rotation_back),

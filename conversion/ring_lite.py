@@ -8,21 +8,9 @@ as in Ling.
 
 from typing import Any
 
-from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
-
 from . import ling, ring
 from .family import HEADS, Family, Row, Together, positions, same
 from .foreign_config import ForeignConfig, alibi_decays
-
-
-def rotation_there(config: ForeignConfig, fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns our rope_parameters."""
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000.0)}}
-
-
-def rotation_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """Returns their key of rotation."""
-    return {"rope_theta": ours.rope_parameters["rope_theta"]}
 
 
 def biases_there(config: ForeignConfig, fields: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +33,13 @@ FAMILY = Family(
         HEADS,
         positions(65536),
         Row("layer_group_size", "layer_types", there=ring.kinds_of, back=ring.group_of),
-        Together(rotation_there, rotation_back),
+        Row(
+            "rope_theta",
+            "rope_parameters",
+            default=10000.0,
+            there=lambda theta, fields: {"rope_type": "default", "rope_theta": theta},
+            back=lambda rope, ours: rope["rope_theta"],
+        ),
         Together(biases_there, lambda ours: {"use_bias": False}),
         *same("num_experts", "num_experts_per_tok", "moe_intermediate_size", first_k_dense_replace=0),
         Row("num_shared_experts", "n_shared_experts", default=0, there=lambda shared, fields: shared or 0),

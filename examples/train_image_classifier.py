@@ -196,9 +196,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         processing_class=processor,
         compute_metrics=accuracy,
     )
-    trainer.train(
-        resume_from_checkpoint={"True": True}.get(training.resume_from_checkpoint, training.resume_from_checkpoint)
-    )
+    checkpoint = training.resume_from_checkpoint  # the option is a text: a folder, or "True" for the last checkpoint
+    trainer.train(resume_from_checkpoint=checkpoint == "True" or checkpoint)
     trainer.save_model()
     metrics = trainer.evaluate()
     trainer.save_metrics("eval", metrics)

@@ -68,8 +68,6 @@ class ServingChecks(MambaModelConfig):
         """Raises ValueError for options that would change or prevent the model's output, then sets vLLM's options."""
         refuse_what_has_no_memory(vllm_config.model_config.hf_config)
         config, ranks = vllm_config.model_config.hf_config, vllm_config.parallel_config.tensor_parallel_size
-        if getattr(config, "num_experts", None) and config.hidden_act not in ("silu", "swish", "gelu"):
-            raise ValueError(f"hidden_act of experts must be silu or gelu to be served by vLLM, got {config.hidden_act!r}.")
         most, asked = getattr(config, "attention_max_length", None), vllm_config.model_config.max_model_len
         if most is not None and asked > most:
             raise ValueError(f"max_model_len must be at most attention_max_length, {most}, got {asked}.")

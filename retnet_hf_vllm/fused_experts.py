@@ -14,8 +14,7 @@ from vllm.model_executor.layers.quantization import QuantizationConfig
 from retnet_hf import RetNetHybridConfig
 from retnet_hf.hybrid.experts import MixtureOfExperts
 
-
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu"}  # of experts, by the names of transformers
+from .limits import EXPERT_ACTIVATIONS
 
 
 class FusedMixture(nn.Module):
@@ -34,7 +33,7 @@ class FusedMixture(nn.Module):
             renormalize=False,
             quant_config=quantization,
             prefix=f"{prefix}.experts",
-            activation=ACTIVATIONS[config.hidden_act],
+            activation=EXPERT_ACTIVATIONS[config.hidden_act],
             custom_routing_function=self._choose,
             router_logits_dtype=torch.float32,
         )

@@ -5,6 +5,9 @@
 from retnet_hf import RetNetConfig
 
 
+EXPERT_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu"}  # vLLM's name for each name of transformers
+
+
 def refuse_what_has_no_memory(config: RetNetConfig) -> None:
     """Raises ValueError for models with layers that vLLM's tables do not support."""
     if not config.is_hybrid:
@@ -19,6 +22,8 @@ def refuse_what_has_no_memory(config: RetNetConfig) -> None:
             f"kv_lora_rank must be None to be served by vLLM, got {config.kv_lora_rank}: use `retnet-hf serve` for this "
             "model."
         )
+    if config.num_experts is not None and config.hidden_act not in EXPERT_ACTIVATIONS:
+        raise ValueError(f"hidden_act of experts must be silu or gelu to be served by vLLM, got {config.hidden_act!r}.")
     if config.attention_sinks:
         raise ValueError(
             f"attention_sinks must be 0 to be served by vLLM, got {config.attention_sinks}, since its pages drop tokens "

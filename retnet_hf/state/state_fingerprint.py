@@ -69,6 +69,7 @@ def _of_layers(config: PreTrainedConfig, fact: Callable[[int], Any]) -> list[Any
 def _of_hybrid(config: PreTrainedConfig) -> dict[str, Any]:
     """Returns the normalised fields of a RetNetHybridConfig."""
     retains = [kind == "linear_attention" for kind in config.layer_types]
+    has_norms = config.use_qk_norm or config.attention_use_qk_norm
     turns = config.use_rotary and (config.rotary_layers != "softmax_attention" and any(retains))
     turns_softmax = config.use_rotary and (config.rotary_layers != "linear_attention" and not all(retains))
     facts = {
@@ -84,9 +85,7 @@ def _of_hybrid(config: PreTrainedConfig) -> dict[str, Any]:
         "attention_num_key_value_heads": None,  # included in the sizes
         "attention_head_dim": None,
         "attention_gate_act": _activation(config.attention_gate_act),
-        "qk_norm_eps": _own(config.qk_norm_eps, config.rms_norm_eps)
-        if config.use_qk_norm or config.attention_use_qk_norm
-        else None,
+        "qk_norm_eps": _own(config.qk_norm_eps, config.rms_norm_eps) if has_norms else None,
         "logits_scaling": _own(config.logits_scaling, 1),
         "attention_qkv_bias": _own(config.attention_qkv_bias, config.qkv_bias),
         "attention_use_qk_norm": _own(config.attention_use_qk_norm, config.use_qk_norm),

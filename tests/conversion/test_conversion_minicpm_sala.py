@@ -8,6 +8,7 @@ import pytest
 import torch
 from foreign_folders import write_folder
 from golden import SMALL, Golden, golden
+from published_outputs import check_form, check_padded
 from small_models import close, greedy
 from transformers import AutoModelForCausalLM
 
@@ -29,12 +30,7 @@ def read(case: str) -> tuple[RetNetHybridForCausalLM, Golden]:
 @pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
 @of_each_case
 def test_logits_and_loss_are_the_published_ones_in_every_form(case, form):
-    model, data = read(case)
-    ids = data.tensors["input_ids"]
-    with torch.no_grad():
-        output = model(ids, labels=ids, retention_form=form)
-    close(output.logits, data.tensors["logits"], 1e-5 * data.tensors["logits"].abs().max().item())
-    close(output.loss, data.tensors["loss"][0], 1e-5)
+    check_form(*read(case), form)
 
 
 @of_each_case
@@ -44,12 +40,7 @@ def test_a_folder_is_read_and_padded_rows_are_what_they_are_alone(case, tmp_path
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "published").eval()
     assert type(model) is RetNetHybridForCausalLM
     ids = data.tensors["input_ids"][:, :20].repeat(2, 1)
-    mask = torch.ones_like(ids)
-    mask[1, :6] = 0
-    with torch.no_grad():
-        padded = model(ids, attention_mask=mask).logits
-        close(padded[1, 6:], model(ids[1:, 6:]).logits[0], 1e-5)
-        close(padded[0], data.tensors["logits"][0, :20], 1e-5)
+    check_padded(model, ids, data.tensors["logits"][0, :20], alone=1e-5, whole=1e-5)
     model.generation_config.eos_token_id = None
     assert torch.equal(greedy(model, ids[:1], 6), greedy(model, ids[:1], 6, use_cache=False))
 

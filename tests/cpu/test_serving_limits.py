@@ -16,6 +16,7 @@ pytest_plugins = ("plain_programs",)  # the fixture `made`
 
 REFUSED = {
     "sinks": ({}, "attention_sinks must be 0 to be served by vLLM, got 2"),
+    "ring": ({"hidden_act": "relu"}, "hidden_act of experts must be silu or gelu to be served by vLLM, got 'relu'"),
     "fla": (LATENT, "kv_lora_rank must be None to be served by vLLM, got 6"),
 }
 
