@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import studies
-from .recall import PAIRS, guessed
+from .recall import PAIRS
 from .statistics import Estimate
 from .tables import Report, loss
 
@@ -65,31 +65,22 @@ def training(report: Report, axes: "Axes") -> None:
         axis.set_minor_formatter("{x:g}")
 
 
-def recall(report: Report, axes: "Axes", pairs: int = PAIRS[-2]) -> None:
-    """Draws recall against the size of the state: all seeds, a line through the best, and a line of guesses."""
-    for row in studies.COMPARISON:
-        states, shares = [], []
-        for hidden_size in report.plan.size.recall_sizes:
-            results = report.measured(row, report.plan.recall, hidden_size=hidden_size)
-            if results is not None:
-                states.append(results[0]["state"])
-                shares.append([100 * result["accuracy"][str(pairs)] for result in results])
-        if states:
-            color, marker, style = STYLES[row.title]
-            best = [max(of_seeds) for of_seeds in shares]
-            axes.plot(states, best, color=color, marker=marker, linestyle=style, label=row.title)
-            for state, of_seeds in zip(states, shares):
-                axes.plot(
-                    [state] * len(of_seeds), of_seeds, color=color, marker=marker, linestyle="", alpha=0.4, markersize=4
-                )
-    axes.axhline(100 * guessed(pairs), color="gray", linestyle=":", label="guessing")
-    axes.set(xscale="log", xlabel="numbers in the state of a sequence", ylabel=f"recalled of {pairs} pairs, %")
+def frontier(report: Report, axes: "Axes") -> None:
+    """Draws the mean recall of each model against its perplexity."""
+    for title, text, shares in report.perplexity_and_recall():
+        ours = title not in STYLES
+        color, marker, _ = STYLES["RetNet" if ours else title]
+        place = math.exp(loss(text)), sum(shares) / len(shares)
+        axes.plot(*place, color=color, marker=marker, linestyle="", markersize=8 if "of the presets" in title else 5)
+        axes.annotate(title, place, xytext=(6, 4), textcoords="offset points", fontsize=7)
+    axes.set(xlabel="perplexity of text after 0.7M tokens", ylabel=f"recalled of {PAIRS[-2]} pairs, %, mean of seeds")
+    axes.set(ylim=(0, 112))
 
 
 FIGURES: dict[str, tuple[Any, str]] = {
     "quality_position": (position, "Loss against position"),
     "quality_training": (training, "Training for longer"),
-    "quality_recall": (recall, "Multi-query associative recall"),
+    "quality_frontier": (frontier, "Perplexity and recall of the same models"),
 }
 
 
@@ -107,7 +98,8 @@ def draw(report: Report, folder: Path) -> None:
         if axes.lines:
             axes.set_title(title, fontsize=10)
             axes.grid(alpha=0.3)
-            axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
             figure.tight_layout()
             figure.savefig(folder / f"{name}.png", dpi=130)
         pyplot.close(figure)

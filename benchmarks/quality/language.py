@@ -56,15 +56,14 @@ class LanguageCell(Cell):
         def scores(ids: torch.Tensor, length: int) -> dict[str, Any]:
             return score(losses_of, ids, length, setting.scored_tokens)._asdict()
 
-        others = [text for text in setting.other_texts if text != self.text and self.thorough]
         lengths = setting.lengths if self.thorough else setting.lengths[:1]
         return {
+            "digest": texts.digest(self.text, setting.vocabulary, setting.tokenizer_texts),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "state": {str(length): state_numbers(model, length) for length in lengths if self.thorough},
             "training": run._asdict(),
             "choosing": scores(stream(self.text, "choosing"), setting.block),
             "reporting": {str(length): scores(stream(self.text, "reporting"), length) for length in lengths},
-            "other texts": {text: scores(stream(text, "reporting"), setting.block) for text in others},
         }
 
     def cost(self, result: dict[str, Any]) -> float:

@@ -92,8 +92,21 @@ def retnet(
 
 
 def retnet_from_scratch(size: Setting, width: int, **options: Any) -> nn.Module:
-    """Returns a RetNet with the options of the presets for training from scratch."""
-    return RetNetForCausalLM(RetNetConfig.from_preset("tiny", **(sizes(size, width) | options)))
+    """Returns a RetNet with the options of the first presets for training from scratch, unless `options` differ.
+
+    Args:
+        options: fields of the configuration. A `feature_map` of "relu, last none" is ReLU in all layers but the last.
+            `softmax_layer` is the index of a layer of softmax attention, such as -1.
+    """
+    fields = sizes(size, width) | {"feature_map": "relu", "use_qk_norm": False} | options
+    layers = fields["num_hidden_layers"]
+    if fields["feature_map"] == "relu, last none":
+        fields["feature_map"] = ["relu"] * (layers - 1) + [None]
+    if (place := fields.pop("softmax_layer", None)) is None:
+        return RetNetForCausalLM(RetNetConfig.from_preset("tiny", **fields))
+    fields["layer_types"] = ["linear_attention"] * layers
+    fields["layer_types"][place] = "full_attention"
+    return RetNetHybridForCausalLM(RetNetHybridConfig.from_preset("tiny", **fields))
 
 
 def linear_transformer(size: Setting, width: int, **options: Any) -> nn.Module:

@@ -18,7 +18,7 @@ class Setting:
         scored_tokens: maximum of measured tokens of a text.
         short, middle, long: numbers of training tokens.
         seeds: seeds of every row.
-        texts: training texts, the main one first. other_texts: texts for testing models of another text.
+        texts: training texts, the main one first.
         bfloat16: whether matrix products of training use bfloat16 (torch.autocast).
         studies: names of the studies, in the order of their measurement.
         rates: first learning rates; if there are several, more follow until the best has a worse one on both sides.
@@ -40,7 +40,6 @@ class Setting:
     long: int = 4_000_000
     seeds: tuple[int, ...] = (0, 1, 2)
     texts: tuple[str, ...] = ("king-james", "dictionary")
-    other_texts: tuple[str, ...] = ("king-james", "dictionary", "fortunes", "manuals")
     tokenizer_texts: tuple[str, ...] = ("king-james", "dictionary", "fortunes")
     device: str = "cpu"
     bfloat16: bool = False
@@ -58,6 +57,7 @@ class Setting:
         "longest",
         "search",
         "best",
+        "frontier",
     )
     rates: tuple[float, ...] = (1.5e-3, 3e-3, 6e-3)
     pictures: int = 110_000
@@ -92,7 +92,6 @@ SETTINGS = {
         long=10_000_000,
         seeds=(0,),
         texts=("four-texts",),
-        other_texts=(),
         tokenizer_texts=("four-texts",),
         bfloat16=True,
         studies=("larger",),
@@ -111,7 +110,6 @@ SETTINGS = {
         middle=300_000_000,
         long=1_000_000_000,
         texts=_HUB_TEXTS,
-        other_texts=_HUB_TEXTS,
         tokenizer_texts=_HUB_TEXTS,
         device="cuda",
         studies=("decays", "longer", "heads", "expansion", "window", "other_text", "comparison", "ablations", "longest"),

@@ -2,7 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The cells of each table."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,16 +45,19 @@ COMPARISON = (  # fast trainings first
     Row("Mamba2", "mamba2", {}),
     Row("RWKV v4", "rwkv", {}),
 )
+# the options in which the presets for training from scratch differ from their first version
+PRESET = {"feature_map": "relu, last none", "use_qk_norm": True}
 # with the initialisation that improves every model
 BEST = (
-    Row("RetNet", "retnet-from-scratch", {}),
+    Row("RetNet", "retnet-from-scratch", PRESET, ("retnet-from-scratch", {})),
     Row("Transformer (Llama)", "llama", {"fan_in": True}),
     Row("RWKV v4", "rwkv", {"fan_in": True}),
     Row("Gated DeltaNet", "gated-delta-net", {"fan_in": True}),
     Row("Mamba2", "mamba2", {"fan_in": True}),
 )
 # For more tokens and for ten million parameters: RetNet, Llama, and the best of the others, which also trains fast on a CPU.
-LONGER = LARGER = BEST[:3]
+LONGER = BEST[:3]
+LARGER = (BEST[0]._replace(rate_of=None), *BEST[1:3])
 # For recall above this width: attention, and retention with and without decays.
 WIDTH_OF_ALL = 64
 WIDER = tuple(row for row in COMPARISON if row.model in ("llama", "retnet", "linear-transformer"))
@@ -106,6 +109,33 @@ def _ablated(base: Row, ablations: tuple[tuple[str, dict[str, Any]], ...]) -> tu
 
 ABLATIONS = _ablated(RETNET, PAPERS_ABLATIONS + OWN_ABLATIONS)
 PUBLISHED_ABLATIONS = _ablated(PUBLISHED_RETNET, PAPERS_ABLATIONS)
+
+class Point(NamedTuple):
+    """A model on the frontier of perplexity and recall: its rows for text, with one seed, and for recall."""
+
+    title: str
+    text: Row
+    recall: Row
+
+
+def _from_scratch(title: str, **options: Any) -> Point:
+    """Returns a RetNet that reads text with the learning rate of the first presets and recalls with its own."""
+    row = Row(title, "retnet-from-scratch", options)
+    return Point(title, row._replace(rate_of=("retnet-from-scratch", {})), row)
+
+
+FRONTIER = (
+    Point("RetNet of the presets", BEST[0], LARGER[0]),
+    _from_scratch("hybrid of the presets: last layer softmax attention", **PRESET, softmax_layer=-1),
+    _from_scratch("no norm, ReLU in all layers but the last", feature_map="relu, last none"),
+    _from_scratch("no norm, ReLU in all layers (first presets)"),
+    _from_scratch("no norm, no feature map", feature_map=None),
+    Point("initialisation of the paper, geometric decays", RETNET, RETNET),
+    Point("initialisation of the paper, published decays", PUBLISHED_RETNET, PUBLISHED_RETNET),
+    Point("Transformer (Llama)", BEST[1], LLAMA),
+    Point("RWKV v4", BEST[2], COMPARISON[-1]),
+    Point("Gated DeltaNet", BEST[3], COMPARISON[3]),
+)
 
 VIR, BOTH_WAYS = ("vir", {}), ("vir", {"bidirectional": True})
 RETENTION, MANHATTAN = ("metaformer", {"mixer": "retention"}), ("metaformer", {"mixer": "manhattan"})
@@ -195,7 +225,7 @@ class Plan:
             return []
         return [make(row.model, row.options, learning_rate=rate, seed=seed, **fields) for seed in self.size.seeds]
 
-    def rows(self, rows: tuple[Row, ...], make: Callable[..., Cell], **fields: Any) -> Iterator[Cell]:
+    def rows(self, rows: Iterable[Row], make: Callable[..., Cell], **fields: Any) -> Iterator[Cell]:
         """Yields the cells of rows, after the cells that decide their learning rates."""
         for row in rows:
             yield from self.rates_of(row, make, **fields)[0]
@@ -213,6 +243,11 @@ class Plan:
             for text in size.texts[1:]:
                 for tokens in (size.short, size.middle):
                     yield from self.rows(BEST[:2], language, text=text, tokens=tokens)
+        elif name == "frontier":
+            for point in FRONTIER:
+                yield from self.rates_of(point.text, language)[0]
+                yield from self.cells_of(point.text, language)[:1]
+            yield from self.rows([point.recall for point in FRONTIER], self.recall, hidden_size=WIDTH_OF_ALL)
         elif name == "larger":
             yield from self.rows(LARGER, language, tokens=size.long)
         elif name == "longer":

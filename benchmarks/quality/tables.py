@@ -175,16 +175,26 @@ class Report:
                 lines.append([candidate.title, *shown])
         return table(["", *(f"{count / 1e6:g}M tokens (rate)" for count in counts)], lines)
 
-    def domains(self) -> str:
-        """Returns perplexities on texts that were not used in training."""
-        rows = self.rows(studies.COMPARISON)
-        names = list(rows[0][1][0]["other texts"]) if rows else []
+    def frontier(self) -> str:
+        """Returns perplexity and recall of the same models, the best recall first."""
+        first, *_, last = map(str, self.plan.size.lengths)
         lines = []
-        for row, results in rows:
-            estimates = [Estimate.of([result["other texts"][name]["loss"] for result in results]) for name in names]
-            shown = [f"{each.exponential():,.0f}" for each in estimates]
-            lines.append([row.title, perplexity(results), *shown])
-        return table(["model", self.plan.size.texts[0], *names], lines)
+        for title, text, shares in sorted(self.perplexity_and_recall(), key=lambda found: -sum(found[2])):
+            state = [f"{text['state'][length] / 1e3:,.0f}" for length in (first, last)]
+            seeds = ", ".join(f"{share:.0f}" for share in sorted(shares, reverse=True))
+            lines.append([title, *state, f"{math.exp(loss(text)):.1f}", f"{sum(shares) / len(shares):.0f}", seeds])
+        header = ["model", f"state at {first}, thousand elements", f"at {last}", "perplexity, 0.7M tokens"]
+        return table([*header, f"recall of {PAIRS[-2]} pairs, %", "each seed"], lines)
+
+    def perplexity_and_recall(self, pairs: int = PAIRS[-2]) -> list[tuple[str, Result, list[float]]]:
+        """Returns the title of each model on the frontier, its result for text, and its recall in percent for each seed."""
+        found = []
+        for title, of_text, of_recall in studies.FRONTIER:
+            texts = [cell.result(self.plan.folder) for cell in self.plan.cells_of(of_text, self.plan.language)[:1]]
+            recalls = self.measured(of_recall, self.plan.recall, hidden_size=studies.WIDTH_OF_ALL)
+            if recalls is not None and texts and texts[0] is not None:
+                found.append((title, texts[0], [100 * result["accuracy"][str(pairs)] for result in recalls]))
+        return found
 
     def against(self, rows: Sequence[Row], reference: Row, **fields: Any) -> str:
         """Returns perplexities of rows, and their losses minus the loss of the reference row."""
@@ -309,7 +319,7 @@ class Report:
             "larger",
             "search",
             "comparison",
-            "domains",
+            "frontier",
             "ablations",
             "published_ablations",
             "images",

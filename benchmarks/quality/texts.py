@@ -9,6 +9,7 @@ trained on parts of three texts, is used for all, so that losses of a text can b
 """
 
 import gzip
+import hashlib
 import itertools
 import random
 import re
@@ -76,14 +77,13 @@ def fortunes() -> list[str]:
 
 
 def manuals() -> list[str]:
-    """Returns pages of the Linux manual, without typesetting marks."""
+    """Returns the pages of the Debian package manpages in section 7, without typesetting marks."""
+    owned = _read("/var/lib/dpkg/info/manpages.list", "manpages").decode().splitlines()
     pages = []
-    for file in sorted(Path("/usr/share/man/man7").glob("*.7.gz")):
-        lines = gzip.decompress(file.read_bytes()).decode("utf-8", "replace").splitlines()
+    for path in sorted(path for path in owned if re.fullmatch(r"/usr/share/man/man7/.*\.7\.gz", path)):
+        lines = gzip.decompress(_read(path, "manpages")).decode("utf-8", "replace").splitlines()
         lines = [re.sub(r'^\.[A-Z]{1,2}\b\s*|^[.\'].*|\\f[A-Z]|\\[&/,]|"', "", line) for line in lines]
         pages.append(" ".join(" ".join(lines).replace("\\-", "-").split()))
-    if not pages:
-        raise MissingText("the manual is not here: apt-get install manpages")
     return pages
 
 
@@ -155,3 +155,10 @@ def tokens(name: str, part: str, vocabulary: int, tokenizer_texts: tuple[str, ..
         part: "training", "choosing" or "reporting".
     """
     return torch.from_numpy(encode(getattr(documents(name), part), tokenizer(vocabulary, tokenizer_texts))).long()
+
+
+@cache
+def digest(name: str, vocabulary: int, tokenizer_texts: tuple[str, ...]) -> str:
+    """Returns a digest of all tokens of a text, which differs if this machine has other documents."""
+    parts = (tokens(name, part, vocabulary, tokenizer_texts).numpy().tobytes() for part in Split._fields)
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]

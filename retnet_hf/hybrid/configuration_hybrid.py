@@ -17,6 +17,7 @@ OF_ATTENTION = (  # options that latent attention does not have
     *("attention_qkv_bias", "attention_use_qk_norm", "attention_log_base"),
 )
 KINDS = ("linear_attention", "full_attention", "sliding_attention")
+SOFTMAX_EVERY = 8  # presets for training from scratch: the last layer and every eighth layer before it are softmax attention
 
 
 def fields_of(content: dict[str, Any]) -> dict[str, Any]:
@@ -85,15 +86,15 @@ class RetNetHybridConfig(RetNetConfig):
             epsilon of the norms of queries and keys; `rms_norm_eps` if absent. logits_scaling (`float`, *optional*):
             divisor of the logits of a language model.
 
-    The other arguments are the arguments of `RetNetConfig`.
+    The other arguments are the arguments of `RetNetConfig`. In the sizes for training from scratch of `from_preset`, the last
+    layer and every eighth layer before it are softmax attention.
 
     Example:
 
     ```python
     >>> from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
 
-    >>> kinds = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
-    >>> model = RetNetHybridForCausalLM(RetNetHybridConfig.from_preset("tiny", vocab_size=1000, layer_types=kinds))
+    >>> model = RetNetHybridForCausalLM(RetNetHybridConfig.from_preset("tiny", vocab_size=1000))
     ```
     """
 
@@ -141,6 +142,11 @@ class RetNetHybridConfig(RetNetConfig):
     routed_scaling_factor: float | int = 1.0
     output_router_logits: bool = False
     router_aux_loss_coef: float | int | None = None
+
+    @classmethod
+    def _learns_best_by_layer(cls, layers: int) -> dict[str, Any]:
+        kinds = [KINDS[(layers - layer) % SOFTMAX_EVERY == 1] for layer in range(layers)]
+        return super()._learns_best_by_layer(layers) | {"layer_types": kinds}
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -3,8 +3,8 @@
 """Initialises the weights of a model as `config.initialization` says.
 
 "xavier" and "deepnet" initialise the projections of layers by Xavier's rule, as in the paper. "deepnet" makes them smaller
-with depth on the path of values (arXiv 2203.00555). "fan_in" initialises every matrix by its number of inputs. "normal"
-leaves the matrices to transformers.
+with depth on the path of values (arXiv 2203.00555). "fan_in" initialises every matrix by its number of inputs, and norms of
+queries and keys so that these begin with the size that they have without a norm. "normal" leaves the matrices to transformers.
 """
 
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ def draw_weights(module: nn.Module, config: PreTrainedConfig) -> None:
     """
     if isinstance(module, nn.Linear) and config.initialization == "fan_in":
         draw_by_inputs(module.weight)
+    elif getattr(module, "follows_projection", False) and config.initialization == "fan_in":
+        init.constant_(module.weight, 3**-0.5)  # standard deviation of `draw_by_inputs` times the root of the inputs
     elif hasattr(module, "xavier_gain") and config.initialization != "normal":
         depth = (8 * config.num_hidden_layers) ** 0.25
         shrink = depth if module.on_value_path and config.initialization == "deepnet" else 1.0

@@ -60,7 +60,7 @@ _LEARNS_BEST = {
     "initialization": "fan_in",
     "use_embedding_norm": True,
     "use_head_norm": False,
-    "feature_map": "relu",
+    "use_qk_norm": True,
     "decay_schedule": "geometric",
 }
 
@@ -219,8 +219,8 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "value_expansion")
         fields = dict(zip(sizes, _SHAPES[name], strict=True))
         if name in _FROM_SCRATCH:
-            fields |= _LEARNS_BEST
-            fields["decay_range"] = _growing_ranges(overrides.get("num_hidden_layers", fields["num_hidden_layers"]))
+            layers = overrides.get("num_hidden_layers", fields["num_hidden_layers"])
+            fields |= _LEARNS_BEST | cls._learns_best_by_layer(layers)
         elif name in ("1.3B", "2.7B", "6.7B"):
             fields |= {"use_gated_mlp": False, "hidden_act": "gelu", "decay_schedule": "log_linear"}
         elif name.startswith("torchscale"):
@@ -230,6 +230,11 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
                 "embedding_multiplier": math.sqrt(overrides.get("hidden_size", fields["hidden_size"])),
             }
         return cls(**(fields | overrides))
+
+    @classmethod
+    def _learns_best_by_layer(cls, layers: int) -> dict[str, Any]:
+        """Returns the fields of the presets for training from scratch that differ from layer to layer."""
+        return {"decay_range": _growing_ranges(layers), "feature_map": ["relu"] * (layers - 1) + [None]}
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "RetNetConfig":

@@ -51,6 +51,7 @@ class RetNetTokenMixer(nn.Module):
         self.q_norm = self.k_norm = None
         if norm_eps is not None:
             self.q_norm, self.k_norm = (RetNetRMSNorm(self.head_dim, norm_eps) for _ in range(2))
+            self.q_norm.follows_projection = self.k_norm.follows_projection = True
 
     def heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries (B, H, T, K), keys (B, G, T, K) and values (B, G, T, V) of hidden states (B, T, D)."""

@@ -214,11 +214,22 @@ def test_sizes_for_training_from_scratch_have_what_learns_best_and_published_one
         assert config.decay_schedule == ("geometric" if best else "power_of_two" if "scale" in name else "log_linear")
         assert config.use_head_norm is not best
         assert config.use_embedding_norm is best
-        assert config.feature_map == ("relu" if best else None)
+        assert config.feature_map == (["relu"] * (config.num_hidden_layers - 1) + [None] if best else None)
+        assert config.use_qk_norm is best
         assert config.initialization == ("fan_in" if best else "xavier")
     assert plain.decay_schedule == "power_of_two"  # of config.json files that do not say
     assert plain.use_head_norm
     assert RetNetConfig.from_preset("tiny", decay_schedule="log_linear").decay_schedule == "log_linear"
+
+
+@pytest.mark.parametrize(("name", "softmax"), [("tiny", [3]), ("small", [7]), ("base", [3, 11]), ("medium", [7, 15, 23])])
+def test_hybrids_for_training_from_scratch_end_with_softmax_attention_and_have_it_in_every_eighth_layer(name, softmax):
+    hybrid, plain = RetNetHybridConfig.from_preset(name), RetNetConfig.from_preset(name)
+    assert [layer for layer, kind in enumerate(hybrid.layer_types) if kind != "linear_attention"] == softmax
+    assert {hybrid.layer_types[layer] for layer in softmax} == {"full_attention"}
+    assert (hybrid.feature_map, hybrid.decay_range) == (plain.feature_map, plain.decay_range)
+    assert "full_attention" not in RetNetHybridConfig.from_preset("1.3B").layer_types
+    assert not RetNetHybridConfig.from_preset(name, layer_types=["linear_attention"] * 24).has_softmax_attention
 
 
 def test_decays_of_sizes_for_training_from_scratch_reach_further_from_layer_to_layer():

@@ -24,6 +24,7 @@ OPTIONS = {
     "rotary_endpoint": {"rotary_endpoint": True},
     "plain_mlp": {"use_gated_mlp": False, "hidden_act": "gelu"},
     "feature_map": {"feature_map": "relu"},
+    "of_presets": {"feature_map": ["relu", None], "use_qk_norm": True, "use_head_norm": False, "use_embedding_norm": True},
     "grouped_heads": {"num_key_value_heads": 2},
     "small_keys": {"key_expansion": 0.5, "value_expansion": 1.5},
     "embedding": {"embedding_multiplier": 5.0, "use_embedding_norm": True},
