@@ -110,6 +110,7 @@ def _ablated(base: Row, ablations: tuple[tuple[str, dict[str, Any]], ...]) -> tu
 ABLATIONS = _ablated(RETNET, PAPERS_ABLATIONS + OWN_ABLATIONS)
 PUBLISHED_ABLATIONS = _ablated(PUBLISHED_RETNET, PAPERS_ABLATIONS)
 
+
 class Point(NamedTuple):
     """A model on the frontier of perplexity and recall: its rows for text, with one seed, and for recall."""
 
@@ -241,8 +242,7 @@ class Plan:
             for tokens in (size.middle, size.long):
                 yield from self.rows(LONGER, language, tokens=tokens)
             for text in size.texts[1:]:
-                for tokens in (size.short, size.middle):
-                    yield from self.rows(BEST[:2], language, text=text, tokens=tokens)
+                yield from self.rows(BEST[:2], language, text=text)
         elif name == "frontier":
             for point in FRONTIER:
                 yield from self.rates_of(point.text, language)[0]

@@ -75,6 +75,20 @@ class Report:
         found = [(row, self.measured(row, make or self.plan.language, **fields)) for row in rows]
         return [(row, results) for row, results in found if results is not None]
 
+    def require_one_text(self) -> None:
+        """Raises ValueError if two cells trained on different documents under the same name of a text."""
+        digests: dict[tuple[str, str], dict[str, str]] = {}
+        for path in sorted((self.plan.folder / "language").glob("*.json")):
+            result = json.loads(path.read_text(encoding="utf-8"))
+            if "digest" in result:  # the first cells have none
+                text = result["cell"]["text"], result["cell"]["setting"]
+                digests.setdefault(text, {}).setdefault(result["digest"], path.name)
+        for (text, _), files in digests.items():
+            if len(files) > 1:
+                raise ValueError(
+                    f"the text {text} differs between the cells {' and '.join(files.values())}: measure one again."
+                )
+
     def comparison(self) -> str:
         rows = self.rows(studies.COMPARISON)
         reference = [loss(result) for result in self.measured(studies.RETNET, self.plan.language) or []]
@@ -118,7 +132,7 @@ class Report:
     def best(self) -> str:
         """Returns perplexities of the models with initialisation by fan-in after each number of tokens."""
         size, lines = self.plan.size, []
-        others = [(text, tokens) for text in size.texts[1:] for tokens in (size.short, size.middle)]
+        others = [(text, size.short) for text in size.texts[1:]]
         first, *_, last = map(str, size.lengths)
         for row in studies.BEST:
             after = [

@@ -40,6 +40,7 @@ def main() -> None:
             f"docs/results.md is of the setting laptop: name a --page (a copy of it) and --images for {arguments.setting}"
         )
     report = Report(Plan(arguments.setting, arguments.results or results_folder(arguments.setting)))
+    report.require_one_text()
     tables = report.tables()
     for page in [arguments.page] if arguments.page else PAGES:
         write_whole(page, filled(page.read_text(encoding="utf-8"), tables))

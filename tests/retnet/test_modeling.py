@@ -79,7 +79,7 @@ def test_every_option_changes_the_function(options):
         assert (model(tokens).logits - default(tokens).logits).abs().max().item() > 1e-3
     else:
         own_weights = {"linear_transformer", "no_gate", "no_head_norm", "plain_head_norm", "plain_mlp"}
-        assert options in own_weights | {"grouped_heads", "small_keys", "embedding", "post_norm"}
+        assert options in own_weights | {"grouped_heads", "small_keys", "embedding", "post_norm", "of_presets"}
 
 
 def with_and_without_shared_states(**fields):
@@ -214,6 +214,30 @@ def test_fan_in_draws_every_matrix_as_pytorch_draws_a_linear_layer():
         assert bound == pytest.approx(weight.abs().max().item(), rel=0.02), name
         assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05), name
     assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_fan_in_begins_with_queries_and_keys_of_the_size_that_they_have_without_their_norm():
+    sizes = {"num_hidden_layers": 2, "vocab_size": 50}
+    tokens = torch.randint(0, 50, (8, 64))
+    found = []
+    for use_qk_norm in (True, False):
+        torch.manual_seed(0)
+        config = RetNetConfig.from_preset("tiny", use_qk_norm=use_qk_norm, feature_map=None, use_rotary=False, **sizes)
+        model = RetNetForCausalLM(config)
+        model.model.layers[0].retention.register_forward_pre_hook(
+            lambda layer, args: found.append([part.square().mean().sqrt().item() for part in layer.heads(args[0])[:2]])
+        )
+        model(tokens)
+    assert found[0] == pytest.approx([3**-0.5] * 2, rel=1e-4)
+    assert found[0] == pytest.approx(found[1], rel=0.1)
+    assert (
+        RetNetForCausalLM(
+            RetNetConfig(use_qk_norm=True, hidden_size=16, num_attention_heads=2, vocab_size=8, num_hidden_layers=1)
+        )
+        .model.layers[0]
+        .retention.q_norm.weight.tolist()
+        == [1.0] * 8
+    )
 
 
 def test_retention_maps_are_what_the_layer_multiplies_its_values_with():

@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The benchmark of quality: its small rivals against references, its measures against loops, its cells on disk."""
 
+import dataclasses
 import json
 import math
 import re
@@ -11,7 +12,19 @@ import torch
 from transformers.models.rwkv import modeling_rwkv
 
 from benchmarks.quality import __main__ as quality_command
-from benchmarks.quality import delta_chunks, images, induction, recall, speed, statistics, tables, texts, write_tables
+from benchmarks.quality import (
+    delta_chunks,
+    images,
+    induction,
+    recall,
+    rivals,
+    speed,
+    statistics,
+    studies,
+    tables,
+    texts,
+    write_tables,
+)
 from benchmarks.quality.h3 import H3, DiagonalStateSpace, ShiftStateSpace
 from benchmarks.quality.hyena import Hyena
 from benchmarks.quality.language import LanguageCell
@@ -25,6 +38,7 @@ from benchmarks.quality.studies import ABLATIONS, HEADS, IMAGES, WINDOW, Plan
 from benchmarks.quality.training import batches, parameter_groups, train
 from benchmarks.quality.window import WindowAttention
 from benchmarks.quality.work import missing, work
+from retnet_hf import RetNetConfig, RetNetHybridConfig
 
 
 SMALL = Setting(hidden_size=16, layers=2, heads=2, vocabulary=32, block=32, batch=2)
@@ -347,6 +361,31 @@ def test_the_tables_of_the_pages_are_those_of_the_committed_cells():
         named += [match["name"] for match in write_tables.TABLE.finditer(page)]
         assert write_tables.filled(page, built) == page, path
     assert sorted(named) == sorted(built)  # each on one page
+
+
+def test_cells_of_different_documents_are_not_put_into_one_table(tmp_path):
+    cell = LanguageCell("llama", text="four-texts", setting="larger")
+    tables.Report(Plan("laptop", write_tables.RESULTS)).require_one_text()
+    for seed, digest in enumerate(("aa", "aa", "bb")):
+        path = dataclasses.replace(cell, seed=seed).path(tmp_path)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"cell": {"text": cell.text, "setting": cell.setting}, "digest": digest}))
+        report = tables.Report(Plan("laptop", tmp_path))
+        if digest == "aa":
+            report.require_one_text()
+    with pytest.raises(
+        ValueError, match="the text four-texts differs between the cells llama-.*-0-larger.json and llama-.*-2-"
+    ):
+        report.require_one_text()
+
+
+def test_the_row_of_the_presets_is_what_from_preset_makes():
+    for row, extra in ((studies.BEST[0], {}), (studies.FRONTIER[1].recall, {"softmax_layer": -1})):
+        made = RIVALS[row.model](SMALL, 24, **row.options).config
+        config_class = RetNetHybridConfig if extra else RetNetConfig
+        preset = config_class.from_preset("tiny", **rivals.sizes(SMALL, 24))
+        assert made.to_dict() | {"architectures": None} == preset.to_dict() | {"architectures": None}
+        assert row.options == studies.PRESET | extra
 
 
 def test_the_page_is_not_filled_from_another_setting(tmp_path, monkeypatch, capsys):
