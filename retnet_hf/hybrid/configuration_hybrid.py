@@ -86,7 +86,7 @@ class RetNetHybridConfig(RetNetConfig):
             epsilon of the norms of queries and keys; `rms_norm_eps` if absent. logits_scaling (`float`, *optional*):
             divisor of the logits of a language model.
 
-    The other arguments are those of `RetNetConfig`. In the presets for training from scratch, the last layer and every eighth
+    The other arguments are those of `RetNetConfig`. In presets for training from scratch, the last layer and every eighth
     layer before it are softmax attention.
 
     Example:
