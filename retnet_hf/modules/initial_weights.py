@@ -4,8 +4,8 @@
 
 "xavier" and "deepnet" initialise the projections of layers by Xavier's rule, as in the paper. "deepnet" makes them smaller
 with depth on the path of values (arXiv 2203.00555). "fan_in" initialises every matrix by its number of inputs, and the norms
-of queries and keys so that both begin with the size that they have without a norm. "normal" leaves the matrices to
-transformers.
+of queries and keys of retention so that both begin with the size that they have without a norm. "normal" leaves the matrices
+to transformers.
 """
 
 from torch import Tensor, nn

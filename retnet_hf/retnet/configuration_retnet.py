@@ -118,8 +118,8 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         initialization (`str`): "xavier", the paper's (gain 2^-2.5 for q, k, v and gate, 2^-1 for the output projection);
             "deepnet", the same divided by (8 L)^(1/4) for values, output projection and feed-forward; "normal",
             N(0, initializer_range) everywhere; "fan_in", U(-1/√n, 1/√n) for matrices with n columns, and 1/√3, their
-            standard deviation times √n, for norms of queries and keys. Together with `use_embedding_norm`, "fan_in" lets
-            small models learn fastest.
+            standard deviation times √n, for norms of queries and keys of retention. Together with `use_embedding_norm`,
+            "fan_in" lets small models learn fastest.
         initializer_range (`float`): standard deviation of embeddings, of heads unless "fan_in", of all matrices if "normal".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; by default chosen from the head sizes.

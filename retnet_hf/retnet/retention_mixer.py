@@ -51,7 +51,6 @@ class RetNetTokenMixer(nn.Module):
         self.q_norm = self.k_norm = None
         if norm_eps is not None:
             self.q_norm, self.k_norm = (RetNetRMSNorm(self.head_dim, norm_eps) for _ in range(2))
-            self.q_norm.follows_projection = self.k_norm.follows_projection = True
 
     def heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries (B, H, T, K), keys (B, G, T, K) and values (B, G, T, V) of hidden states (B, T, D)."""
@@ -75,6 +74,8 @@ class RetNetRetention(RetNetTokenMixer):
         super().__init__(config, layer_idx, gate_act, gain=2**-2.5, output_gain=2**-1)
         feature_map = config.feature_map_of(layer_idx)
         self.feature_map = nn.Identity() if feature_map is None else ACT2FN[feature_map]
+        for norm in filter(None, (self.q_norm, self.k_norm)):
+            norm.follows_projection = True  # softmax attention needs larger queries and keys
         self.head_norm = nn.Identity()
         if config.use_head_norm:
             self.head_norm = RetNetRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
