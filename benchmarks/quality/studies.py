@@ -128,9 +128,7 @@ def _from_scratch(title: str, **options: Any) -> Point:
 FRONTIER = (
     Point("RetNet of the presets", BEST[0], LARGER[0]),
     _from_scratch("hybrid of the presets: last layer softmax attention", **PRESET, softmax_layer=-1),
-    _from_scratch("no norm, ReLU in all layers but the last", feature_map="relu, last none"),
-    _from_scratch("no norm, ReLU in all layers (first presets)"),
-    _from_scratch("no norm, no feature map", feature_map=None),
+    _from_scratch("no norm of queries and keys, ReLU in all layers"),
     Point("initialisation of the paper, geometric decays", RETNET, RETNET),
     Point("initialisation of the paper, published decays", PUBLISHED_RETNET, PUBLISHED_RETNET),
     Point("Transformer (Llama)", BEST[1], LLAMA),
@@ -241,8 +239,6 @@ class Plan:
             yield from self.rows(BEST, language)
             for tokens in (size.middle, size.long):
                 yield from self.rows(LONGER, language, tokens=tokens)
-            for text in size.texts[1:]:
-                yield from self.rows(BEST[:2], language, text=text)
         elif name == "frontier":
             for point in FRONTIER:
                 yield from self.rates_of(point.text, language)[0]

@@ -132,7 +132,6 @@ class Report:
     def best(self) -> str:
         """Returns perplexities of the models with initialisation by fan-in after each number of tokens."""
         size, lines = self.plan.size, []
-        others = [(text, size.short) for text in size.texts[1:]]
         first, *_, last = map(str, size.lengths)
         for row in studies.BEST:
             after = [
@@ -142,17 +141,10 @@ class Report:
             if known:
                 state = [f"{known[0][0]['state'][length] / 1e3:,.0f}" for length in (first, last)]
                 shown = ["" if results is None else perplexity(results) for results in after]
-                elsewhere = [
-                    ""
-                    if (results := self.measured(row, self.plan.language, text=text, tokens=tokens)) is None
-                    else perplexity(results)
-                    for text, tokens in others
-                ]
-                lines.append([row.title, *state, *shown, perplexity(known[-1], last), *elsewhere])
+                lines.append([row.title, *state, *shown, perplexity(known[-1], last)])
         header = ["model", f"state at {first}, thousand elements", f"at {last}"]
         header += [f"{tokens / 1e6:g}M tokens" for tokens in (size.short, size.middle, size.long)]
-        header += [f"longest, at {last}", *(f"{text}, {tokens / 1e6:g}M tokens" for text, tokens in others)]
-        return table(header, lines)
+        return table([*header, f"longest, at {last}"], lines)
 
     def larger(self) -> str:
         """Returns perplexities of larger models, with one seed, after all tokens and after the tokens for choosing rates."""
