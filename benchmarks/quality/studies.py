@@ -120,9 +120,9 @@ class Point(NamedTuple):
 
 
 def _from_scratch(title: str, **options: Any) -> Point:
-    """Returns a RetNet that reads text with the learning rate of the first presets and recalls with its own."""
-    row = Row(title, "retnet-from-scratch", options)
-    return Point(title, row._replace(rate_of=("retnet-from-scratch", {})), row)
+    """Returns a RetNet with the learning rates of the first presets."""
+    row = Row(title, "retnet-from-scratch", options, ("retnet-from-scratch", {}))
+    return Point(title, row, row)
 
 
 FRONTIER = (
