@@ -129,7 +129,7 @@ FRONTIER = (
     Point("RetNet of the presets", BEST[0], LARGER[0]),
     _from_scratch("hybrid of the presets: last layer softmax attention", **PRESET, softmax_layer=-1),
     _from_scratch("no norm of queries and keys, ReLU in all layers"),
-    Point("initialisation of the paper, geometric decays", RETNET, RETNET),
+    Point("initialisation of the paper", RETNET, RETNET),
     Point("Transformer (Llama)", BEST[1], LLAMA),
     Point("RWKV v4", BEST[2], COMPARISON[-1]),
     Point("Gated DeltaNet", BEST[3], COMPARISON[3]),
