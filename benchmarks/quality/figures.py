@@ -74,7 +74,8 @@ def frontier(report: Report, axes: "Axes") -> None:
         axes.plot(*place, color=color, marker=marker, linestyle="", markersize=8 if "of the presets" in title else 5)
         axes.annotate(title, place, xytext=(6, 4), textcoords="offset points", fontsize=7)
     axes.margins(x=0.4)  # room for the titles
-    axes.set(xlabel="perplexity of text after 0.7M tokens", ylabel=f"recalled of {PAIRS[-2]} pairs, %, mean of seeds")
+    tokens = f"{report.plan.size.short / 1e6:g}M tokens"
+    axes.set(xlabel=f"perplexity of text after {tokens}", ylabel=f"recalled of {PAIRS[-2]} pairs, %, mean of seeds")
     axes.set(ylim=(0, 112))
 
 

@@ -189,7 +189,8 @@ class Report:
             state = [f"{text['state'][length] / 1e3:,.0f}" for length in (first, last)]
             seeds = ", ".join(f"{share:.0f}" for share in sorted(shares, reverse=True))
             lines.append([title, *state, f"{math.exp(loss(text)):.1f}", f"{sum(shares) / len(shares):.0f}", seeds])
-        header = ["model", f"state at {first}, thousand elements", f"at {last}", "perplexity, 0.7M tokens"]
+        tokens = f"{self.plan.size.short / 1e6:g}M tokens"
+        header = ["model", f"state at {first}, thousand elements", f"at {last}", f"perplexity, {tokens}"]
         return table([*header, f"recall of {PAIRS[-2]} pairs, %", "each seed"], lines)
 
     def perplexity_and_recall(self, pairs: int = PAIRS[-2]) -> list[tuple[str, Result, list[float]]]:

@@ -145,6 +145,7 @@ class RetNetHybridConfig(RetNetConfig):
 
     @classmethod
     def _learns_best_by_layer(cls, layers: int) -> dict[str, Any]:
+        """Returns the fields of `RetNetConfig`, and the types of the layers."""
         kinds = [KINDS[(layers - layer) % SOFTMAX_EVERY == 1] for layer in range(layers)]
         return super()._learns_best_by_layer(layers) | {"layer_types": kinds}
 
