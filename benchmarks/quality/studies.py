@@ -119,16 +119,12 @@ class Point(NamedTuple):
     recall: Row
 
 
-def _from_scratch(title: str, **options: Any) -> Point:
-    """Returns a RetNet with the learning rates of the first presets."""
-    row = Row(title, "retnet-from-scratch", options, ("retnet-from-scratch", {}))
-    return Point(title, row, row)
-
-
+FIRST_PRESETS = Row("first presets", "retnet-from-scratch", {})
+HYBRID = BEST[0]._replace(options=PRESET | {"softmax_layer": -1})
 FRONTIER = (
     Point("RetNet of the presets", BEST[0], LARGER[0]),
-    _from_scratch("hybrid of the presets: last layer softmax attention", **PRESET, softmax_layer=-1),
-    _from_scratch("no norm of queries and keys, ReLU in all layers"),
+    Point("hybrid of the presets: last layer softmax attention", HYBRID, HYBRID._replace(rate_of=LARGER[0][1:3])),
+    Point("no norm of queries and keys, ReLU in all layers", FIRST_PRESETS, FIRST_PRESETS),
     Point("initialisation of the paper", RETNET, RETNET),
     Point("Transformer (Llama)", BEST[1], LLAMA),
     Point("RWKV v4", BEST[2], COMPARISON[-1]),
