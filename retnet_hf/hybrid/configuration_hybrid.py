@@ -87,7 +87,7 @@ class RetNetHybridConfig(RetNetConfig):
             divisor of the logits of a language model.
 
     The other arguments are those of `RetNetConfig`. In presets for training from scratch, the last layer and every eighth
-    layer before it are softmax attention.
+    layer before it are softmax attention without rotation.
 
     Example:
 
@@ -145,9 +145,9 @@ class RetNetHybridConfig(RetNetConfig):
 
     @classmethod
     def _learns_best_by_layer(cls, layers: int) -> dict[str, Any]:
-        """Returns the fields of `RetNetConfig`, and the types of the layers."""
+        """Returns the fields of `RetNetConfig`, the types of the layers, and which of them rotate."""
         kinds = [KINDS[(layers - layer) % SOFTMAX_EVERY == 1] for layer in range(layers)]
-        return super()._learns_best_by_layer(layers) | {"layer_types": kinds}
+        return super()._learns_best_by_layer(layers) | {"layer_types": kinds, "rotary_layers": KINDS[0]}
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -310,9 +310,9 @@ class RetNetHybridConfig(RetNetConfig):
             f"None, or a divisor of num_attention_heads ({heads}) with use_head_norm=True",
         )
         check.require(
-            self.rotary_layers is None or (self.use_rotary and self.rotary_layers in ROTARY_LAYERS),
+            self.rotary_layers is None or self.rotary_layers in ROTARY_LAYERS,
             "rotary_layers",
-            f"{' or '.join(ROTARY_LAYERS)} with use_rotary=True, or None",
+            f"{' or '.join(ROTARY_LAYERS)}, or None",
         )
         learned = self.learned_rotary_layers or []
         retains = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
