@@ -75,7 +75,7 @@ def frontier(report: Report, axes: "Axes") -> None:
         side = -1 if title.startswith("hybrid") else 1  # hybrids lie beside the models of equal perplexity
         aligned = {"horizontalalignment": "left" if side > 0 else "right"}
         axes.annotate(title, place, xytext=(6 * side, 4), textcoords="offset points", fontsize=7, **aligned)
-    axes.margins(x=0.4)  # room for the titles
+    axes.margins(x=0.5)  # room for the titles
     tokens = f"{report.plan.size.short / 1e6:g}M tokens"
     axes.set(xlabel=f"perplexity of text after {tokens}", ylabel=f"recalled of {PAIRS[-2]} pairs, %, mean of seeds")
     axes.set(ylim=(0, 112))
