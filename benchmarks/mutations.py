@@ -232,6 +232,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "modeling",
         [
             ("shrink = depth if module.on_value_path", "shrink = depth if not module.on_value_path"),
+            ("init.constant_(module.weight, 3**-0.5)", "pass"),
         ],
     ),
     "gradients": (

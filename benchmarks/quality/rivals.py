@@ -96,8 +96,7 @@ def retnet_from_scratch(size: Setting, width: int, **options: Any) -> nn.Module:
 
     Args:
         options: fields of the configuration. A `feature_map` of "relu, last none" is ReLU in all layers but the last.
-            `softmax_layer` is the index of a layer of softmax attention, such as -1. It has rotation, unless
-            `rotary_layers` says otherwise.
+            `softmax_layer` is the index of a layer of softmax attention, such as -1.
     """
     fields = sizes(size, width) | {"feature_map": "relu", "use_qk_norm": False} | options
     layers = fields["num_hidden_layers"]
@@ -107,7 +106,6 @@ def retnet_from_scratch(size: Setting, width: int, **options: Any) -> nn.Module:
         return RetNetForCausalLM(RetNetConfig.from_preset("tiny", **fields))
     fields["layer_types"] = ["linear_attention"] * layers
     fields["layer_types"][place] = "full_attention"
-    fields.setdefault("rotary_layers", None)
     return RetNetHybridForCausalLM(RetNetHybridConfig.from_preset("tiny", **fields))
 
 

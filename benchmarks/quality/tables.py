@@ -78,7 +78,7 @@ class Report:
     def require_one_text(self) -> None:
         """Raises ValueError if two cells trained on different documents under the same name of a text."""
         digests: dict[tuple[str, str], dict[str, str]] = {}
-        for path in sorted((self.plan.folder / "language").glob("*.json")):
+        for path in sorted(path for kind in ("language", "search") for path in (self.plan.folder / kind).glob("*.json")):
             result = json.loads(path.read_text(encoding="utf-8"))
             if "digest" in result:  # the first cells have none
                 text = result["cell"]["text"], result["cell"]["setting"]

@@ -17,6 +17,7 @@ OF_ATTENTION = (  # options that latent attention does not have
     *("attention_qkv_bias", "attention_use_qk_norm", "attention_log_base"),
 )
 KINDS = ("linear_attention", "full_attention", "sliding_attention")
+ROTATES_SOFTMAX = ("attention_rope_theta", "kv_lora_rank")  # who gives one of these wants rotation in softmax layers
 SOFTMAX_EVERY = 8  # presets for training from scratch: the last layer and every eighth layer before it are softmax attention
 
 
@@ -87,7 +88,7 @@ class RetNetHybridConfig(RetNetConfig):
             divisor of the logits of a language model.
 
     The other arguments are those of `RetNetConfig`. In presets for training from scratch, the last layer and every eighth
-    layer before it are softmax attention without rotation.
+    layer before it are softmax attention without rotation, unless `layer_types` is given.
 
     Example:
 
@@ -144,10 +145,15 @@ class RetNetHybridConfig(RetNetConfig):
     router_aux_loss_coef: float | int | None = None
 
     @classmethod
-    def _learns_best_by_layer(cls, layers: int) -> dict[str, Any]:
-        """Returns the fields of `RetNetConfig`, the types of the layers, and which of them rotate."""
-        kinds = [KINDS[(layers - layer) % SOFTMAX_EVERY == 1] for layer in range(layers)]
-        return super()._learns_best_by_layer(layers) | {"layer_types": kinds, "rotary_layers": KINDS[0]}
+    def _learns_best_by_layer(cls, layers: int, overrides: dict[str, Any]) -> dict[str, Any]:
+        """Returns the fields as `RetNetConfig` does, the types of the layers, and which of them rotate."""
+        fields = super()._learns_best_by_layer(layers, overrides)
+        if "layer_types" in overrides or overrides.get("bidirectional"):
+            return fields
+        fields["layer_types"] = [KINDS[(layers - layer) % SOFTMAX_EVERY == 1] for layer in range(layers)]
+        if overrides.get("use_rotary", True) and overrides.keys().isdisjoint(ROTATES_SOFTMAX):
+            fields["rotary_layers"] = KINDS[0]
+        return fields
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -310,9 +316,9 @@ class RetNetHybridConfig(RetNetConfig):
             f"None, or a divisor of num_attention_heads ({heads}) with use_head_norm=True",
         )
         check.require(
-            self.rotary_layers is None or self.rotary_layers in ROTARY_LAYERS,
+            self.rotary_layers is None or (self.use_rotary and self.rotary_layers in ROTARY_LAYERS),
             "rotary_layers",
-            f"{' or '.join(ROTARY_LAYERS)}, or None",
+            f"{' or '.join(ROTARY_LAYERS)} with use_rotary=True, or None",
         )
         learned = self.learned_rotary_layers or []
         retains = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]

@@ -221,7 +221,7 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         fields = dict(zip(sizes, _SHAPES[name], strict=True))
         if name in _FROM_SCRATCH:
             layers = overrides.get("num_hidden_layers", fields["num_hidden_layers"])
-            fields |= _LEARNS_BEST | cls._learns_best_by_layer(layers)
+            fields |= _LEARNS_BEST | cls._learns_best_by_layer(layers, overrides)
         elif name in ("1.3B", "2.7B", "6.7B"):
             fields |= {"use_gated_mlp": False, "hidden_act": "gelu", "decay_schedule": "log_linear"}
         elif name.startswith("torchscale"):
@@ -233,8 +233,12 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         return cls(**(fields | overrides))
 
     @classmethod
-    def _learns_best_by_layer(cls, layers: int) -> dict[str, Any]:
-        """Returns the fields of the presets for training from scratch that differ from layer to layer."""
+    def _learns_best_by_layer(cls, layers: int, overrides: dict[str, Any]) -> dict[str, Any]:
+        """Returns the fields of the presets for training from scratch that differ from layer to layer.
+
+        Args:
+            overrides: the fields that the caller gives.
+        """
         return {"decay_range": _growing_ranges(layers), "feature_map": ["relu"] * (layers - 1) + [None]}
 
     @classmethod

@@ -74,12 +74,14 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
     def reset_parameters(self) -> None:
         """Initialises the weights as the configuration's `initialization` says."""
         for module in self.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.RMSNorm):
+                module.reset_parameters()
+            elif isinstance(module, nn.Linear):
                 if self.config.initialization == "normal":
                     nn.init.normal_(module.weight, std=self.config.initializer_range)
-                draw_weights(module, self.config)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+            draw_weights(module, self.config)
 
     def new_state(self) -> RetNetState:
         """Returns the state of new streams. The first call sets the number of rows.

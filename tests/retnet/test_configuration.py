@@ -228,10 +228,25 @@ def test_hybrids_for_training_from_scratch_end_with_softmax_attention_and_have_i
     assert [layer for layer, kind in enumerate(hybrid.layer_types) if kind != "linear_attention"] == softmax
     assert {hybrid.layer_types[layer] for layer in softmax} == {"full_attention"}
     assert hybrid.rotary_layers == "linear_attention"
-    assert not RetNetHybridConfig.from_preset(name, use_rotary=False).use_rotary
     assert (hybrid.feature_map, hybrid.decay_range) == (plain.feature_map, plain.decay_range)
     assert "full_attention" not in RetNetHybridConfig.from_preset("1.3B").layer_types
     assert not RetNetHybridConfig.from_preset(name, layer_types=["linear_attention"] * 24).has_softmax_attention
+
+
+@pytest.mark.parametrize(
+    ("fields", "has_softmax"),
+    [
+        ({"use_rotary": False}, True),
+        ({"bidirectional": True}, False),
+        ({"layer_types": ["linear_attention"] * 3 + ["full_attention"]}, True),
+        ({"attention_rope_theta": 1e6}, True),
+        ({"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}, True),
+    ],
+)
+def test_fields_of_a_hybrid_preset_that_contradict_its_own_replace_them(fields, has_softmax):
+    config = RetNetHybridConfig.from_preset("tiny", **fields)
+    assert config.rotary_layers is None
+    assert config.has_softmax_attention is has_softmax
 
 
 def test_decays_of_sizes_for_training_from_scratch_reach_further_from_layer_to_layer():

@@ -232,6 +232,9 @@ def test_fan_in_begins_with_queries_and_keys_of_the_size_that_they_have_without_
     assert found[0] == pytest.approx(found[1], rel=0.1)
     xavier = RetNetForCausalLM(RetNetConfig.from_preset("tiny", initialization="xavier", **sizes))
     assert xavier.model.layers[0].retention.q_norm.weight.unique().tolist() == [1.0]
+    hybrid = RetNetHybridForCausalLM(RetNetHybridConfig.from_preset("tiny", **sizes)).model.layers
+    assert hybrid[0].retention.k_norm.weight.unique().tolist() == pytest.approx([3**-0.5])
+    assert hybrid[1].attention.k_norm.weight.unique().tolist() == [1.0]
 
 
 def test_retention_maps_are_what_the_layer_multiplies_its_values_with():

@@ -267,6 +267,18 @@ def test_what_does_not_fit_is_refused_by_a_sentence(call, sentence):
         call()
 
 
+@pytest.mark.parametrize(("initialization", "norm"), [("fan_in", 3**-0.5), ("xavier", 1.0)])
+def test_weights_begin_again_as_those_of_a_model(initialization, norm):
+    layer = MultiScaleRetention(32, 2, use_qk_norm=True, initialization=initialization)
+    for _ in range(2):
+        assert layer.q_norm.weight.unique().tolist() == pytest.approx([norm])
+        assert layer.head_norm.weight.unique().tolist() == [1.0]
+        for parameter in layer.parameters():
+            parameter.data.fill_(7.0)
+        layer.reset_parameters()
+    assert all((parameter != 7.0).all() for parameter in layer.parameters())
+
+
 def test_sizes_are_refused_as_the_configuration_refuses_them():
     with pytest.raises(StrictDataclassError, match=r"hidden_size \(32\) .* a multiple of num_attention_heads \(5\)"):
         MultiScaleRetention(D, 5)
