@@ -84,7 +84,7 @@ def frontier(report: Report, axes: "Axes") -> None:
 FIGURES: dict[str, tuple[Any, str]] = {
     "quality_position": (position, "Loss against position"),
     "quality_training": (training, "Training for longer"),
-    "quality_frontier": (frontier, "Perplexity and recall of the same models"),
+    "quality_frontier": (frontier, "Perplexity and recall"),
 }
 
 

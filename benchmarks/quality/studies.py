@@ -47,7 +47,7 @@ COMPARISON = (  # fast trainings first
 )
 # the options in which the presets for training from scratch differ from their first version
 PRESET = {"feature_map": "relu, last none", "use_qk_norm": True}
-# with the initialisation that improves every model
+# with the initialisation by fan-in
 BEST = (
     Row("RetNet", "retnet-from-scratch", PRESET, ("retnet-from-scratch", {})),
     Row("Transformer (Llama)", "llama", {"fan_in": True}),

@@ -182,7 +182,7 @@ class Report:
         return table(["", *(f"{count / 1e6:g}M tokens (rate)" for count in counts)], lines)
 
     def frontier(self) -> str:
-        """Returns perplexity and recall of the same models, the best recall first."""
+        """Returns the perplexity and recall of each model on the frontier, the best recall first."""
         first, *_, last = map(str, self.plan.size.lengths)
         lines = []
         for title, text, shares in sorted(self.perplexity_and_recall(), key=lambda found: -sum(found[2])):
