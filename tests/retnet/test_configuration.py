@@ -228,6 +228,8 @@ def test_hybrids_for_training_from_scratch_end_with_softmax_attention_and_have_i
     assert [layer for layer, kind in enumerate(hybrid.layer_types) if kind != "linear_attention"] == softmax
     assert {hybrid.layer_types[layer] for layer in softmax} == {"full_attention"}
     assert hybrid.rotary_layers == "linear_attention"
+    assert RetNetHybridConfig.from_preset(name, num_hidden_layers=9).layer_types.index("full_attention") == 8
+    assert not RetNetHybridConfig.from_preset(name, num_hidden_layers=1).has_softmax_attention
     assert (hybrid.feature_map, hybrid.decay_range) == (plain.feature_map, plain.decay_range)
     assert "full_attention" not in RetNetHybridConfig.from_preset("1.3B").layer_types
     assert not RetNetHybridConfig.from_preset(name, layer_types=["linear_attention"] * 24).has_softmax_attention
