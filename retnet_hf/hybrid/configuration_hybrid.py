@@ -18,9 +18,7 @@ OF_ATTENTION = (  # options that latent attention does not have
 )
 KINDS = ("linear_attention", "full_attention", "sliding_attention")
 ROTATES_SOFTMAX = ("attention_rope_theta", "kv_lora_rank")  # who gives one of these wants rotation in softmax layers
-SOFTMAX_EVERY = (
-    8  # presets for training from scratch: the last layer and every eighth layer before it, except the first layer
-)
+SOFTMAX_EVERY = 8  # layers from one layer of softmax attention to the next, in presets for training from scratch
 
 
 def fields_of(content: dict[str, Any]) -> dict[str, Any]:
@@ -152,9 +150,8 @@ class RetNetHybridConfig(RetNetConfig):
         fields = super()._learns_best_by_layer(layers, overrides)
         if "layer_types" in overrides or overrides.get("bidirectional"):
             return fields
-        softmax = range(
-            layers - 1, 0, -SOFTMAX_EVERY
-        )  # the first layer is retention, which tells later ones the order of tokens
+        # Softmax layers do not rotate, so they learn the order of the tokens from retention in the first layer.
+        softmax = range(layers - 1, 0, -SOFTMAX_EVERY)
         fields["layer_types"] = [KINDS[layer in softmax] for layer in range(layers)]
         if overrides.get("use_rotary", True) and overrides.keys().isdisjoint(ROTATES_SOFTMAX):
             fields["rotary_layers"] = KINDS[0]
