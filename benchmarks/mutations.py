@@ -274,6 +274,14 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("before.masked_fill(layout.begins[:, None, None, None], 0)", "before"),
         ],
     ),
+    "configuration_hybrid": (
+        "configuration",
+        [
+            ("softmax = range(layers - 1, 0, -SOFTMAX_EVERY)", "softmax = range(layers - 1, -1, -SOFTMAX_EVERY)"),
+            ('if "layer_types" in overrides or ', "if "),
+            (" and overrides.keys().isdisjoint(ROTATES_SOFTMAX)", ""),
+        ],
+    ),
     "modeling_hybrid": (
         "hybrid experts conversion_families",
         [

@@ -72,9 +72,10 @@ def frontier(report: Report, axes: "Axes") -> None:
         color, marker, _ = STYLES["RetNet" if ours else title]
         place = math.exp(loss(text)), sum(shares) / len(shares)
         axes.plot(*place, color=color, marker=marker, linestyle="", markersize=8 if "of the presets" in title else 5)
-        side = -1 if title.startswith("hybrid") else 1  # hybrids lie beside the models of equal perplexity
-        aligned = {"horizontalalignment": "left" if side > 0 else "right"}
-        axes.annotate(title, place, xytext=(6 * side, 4), textcoords="offset points", fontsize=7, **aligned)
+        offset, alignment = (-6, "right") if title.startswith("hybrid") else (6, "left")  # others are right of the hybrids
+        axes.annotate(
+            title, place, xytext=(offset, 4), textcoords="offset points", fontsize=7, horizontalalignment=alignment
+        )
     axes.margins(x=0.5)  # room for the titles
     tokens = f"{report.plan.size.short / 1e6:g}M tokens"
     axes.set(xlabel=f"perplexity of text after {tokens}", ylabel=f"recalled of {PAIRS[-2]} pairs, %, mean of seeds")

@@ -23,14 +23,15 @@ from .cells import rounded
 from .rivals import of_equal_size
 from .settings import SETTINGS
 from .state import decode_step
-from .studies import BEST, COMPARISON, LLAMA, Row
+from .studies import BEST, COMPARISON, FIRST_PRESETS, LLAMA, Row
 from .tables import SPEED_FILE
 from .write_tables import RESULTS
 
 
 FILE = RESULTS.parent / SPEED_FILE
 OURS = BEST[0]._replace(title="RetNet, as `from_preset` makes it")
-MODELS = (*COMPARISON, OURS, Row("first presets: no norms of queries and keys, ReLU in all layers", OURS.model, {}))
+BEFORE = FIRST_PRESETS._replace(title="first presets: no norms of queries and keys, ReLU in all layers")
+MODELS = (*COMPARISON, OURS, BEFORE)
 
 
 def _model(row: Row, setting: str) -> nn.Module:

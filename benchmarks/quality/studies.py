@@ -121,11 +121,12 @@ class Point(NamedTuple):
 
 FIRST_PRESETS = Row("first presets", "retnet-from-scratch", {})
 ROTATED_HYBRID = BEST[0]._replace(options=PRESET | {"softmax_layer": -1})
-HYBRID = ROTATED_HYBRID._replace(options=ROTATED_HYBRID.options | {"rotary_layers": "linear_attention"})
+HYBRID = BEST[0]._replace(options=PRESET | {"softmax_layer": -1, "rotary_layers": "linear_attention"})
+RATE_OF_PRESETS = (BEST[0].model, PRESET)
 FRONTIER = (
     Point("RetNet of the presets", BEST[0], LARGER[0]),
-    Point("hybrid of the presets", HYBRID, HYBRID._replace(rate_of=LARGER[0][1:3])),
-    Point("hybrid, softmax with rotation", ROTATED_HYBRID, ROTATED_HYBRID._replace(rate_of=LARGER[0][1:3])),
+    Point("hybrid of the presets", HYBRID, HYBRID._replace(rate_of=RATE_OF_PRESETS)),
+    Point("hybrid, softmax with rotation", ROTATED_HYBRID, ROTATED_HYBRID._replace(rate_of=RATE_OF_PRESETS)),
     Point("no norm of queries and keys, ReLU in all layers", FIRST_PRESETS, FIRST_PRESETS),
     Point("initialisation of the paper", RETNET, RETNET),
     Point("Transformer (Llama)", BEST[1], LLAMA),

@@ -17,7 +17,7 @@ OF_ATTENTION = (  # options that latent attention does not have
     *("attention_qkv_bias", "attention_use_qk_norm", "attention_log_base"),
 )
 KINDS = ("linear_attention", "full_attention", "sliding_attention")
-ROTATES_SOFTMAX = ("attention_rope_theta", "kv_lora_rank")  # who gives one of these wants rotation in softmax layers
+ROTATES_SOFTMAX = ("attention_rope_theta", "kv_lora_rank")  # fields of softmax layers that rotate
 SOFTMAX_EVERY = 8  # layers from one layer of softmax attention to the next, in presets for training from scratch
 
 
