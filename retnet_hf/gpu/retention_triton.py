@@ -12,17 +12,21 @@ with each other and with a state. The output and all gradients are the same prod
                      V  dO  Q  dSᵀ, D transposed                           dK
                      K   Q  dO dS,  D transposed                           dV
 
+If tokens also see later tokens, `read_kernel` reads the states of both directions, and D is symmetric.
+
 Decay is constant, so the kernels read no gates. Decays are computed from the ages of tokens: their indices or, with mask and
 reset, counts that take 12 bytes per token for all heads. If few tiles of states would leave the device idle, the sequence is
 split into segments: a first pass computes their sums, from which all segments then start in parallel.
 
 bfloat16 operands are multiplied as bfloat16. float16 is multiplied as TF32, which holds all its values and the range of
-their sums; float32 as torch.set_float32_matmul_precision says. Sums are float32: the running state, the accumulators, and
-the output, which is no average and could overflow. States are stored in the dtype in which they are multiplied.
+their sums; float32 as torch.set_float32_matmul_precision says. Sums are float32: the running state and the accumulators. The
+output of bfloat16 operands is bfloat16. Other outputs are float32: an output is no average and could overflow float16.
+States are stored in the dtype in which they are multiplied.
 
 On sm_90, the kernels use 194 to 245 registers and at most 197 kB; on sm_80, 128 to 168 registers and 33 kB. None spills.
 """
 
+import functools
 import os
 import re
 from typing import NamedTuple
@@ -35,6 +39,7 @@ from torch.autograd import forward_ad
 
 from ..ops.retention_forms import (
     StepDecay,
+    bidirectional_retention,
     compute_dtype,
     gradients_where_asked,
     needs_autograd,
@@ -42,6 +47,7 @@ from ..ops.retention_forms import (
     retention,
     state_heads,
 )
+from .launching import launch
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -62,16 +68,18 @@ def size_of_tile(size: int, largest: int) -> int:
     return min(max(16, triton.next_power_of_2(size)), largest)
 
 
+@functools.cache
 def largest_chunk(dtype: torch.dtype, device: torch.device) -> int:
     """Returns the default C. On Hopper and data-centre Blackwell, operands need no registers, so that 128 fits."""
     large = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] in (9, 10)
     return 128 if large and dtype == torch.bfloat16 else 64
 
 
-def read_tiles(dtype: torch.dtype, chunk: int, inner: int, columns: int) -> Tiles:
+def read_tiles(dtype: torch.dtype, chunk: int, inner: int, columns: int, both: bool = False) -> Tiles:
     """Returns tiles for `read_kernel`, with results (C, columns) and products over `inner`."""
     if dtype == torch.bfloat16:
-        stages = 2 if chunk < 128 else 4 if inner > 256 else 3  # in a long loop, more stages are faster on an H100
+        # In a long loop, more stages are faster on an H100. With both directions, they would spill.
+        stages = 2 if chunk < 128 or both else 4 if inner > 256 else 3
         return Tiles(chunk, size_of_tile(inner, 64), size_of_tile(columns, 128), 8, stages)
     return Tiles(chunk, size_of_tile(inner, 32), size_of_tile(columns, 64), 8, 2)
 
@@ -106,6 +114,14 @@ def load_rows(base, first, stride, length, column, ROWS: tl.constexpr, COLUMNS: 
     columns = column + tl.arange(0, COLUMNS)
     pointers = base + first.to(tl.int64) * stride + rows[:, None] * stride + columns[None, :]
     return tl.load(pointers, mask=(first + rows < length)[:, None] & (columns < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def load_state(state, first, columns, ROWS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Returns rows first, first + 1, ... of a state, (ROWS, columns); 0 past the last row or column."""
+    rows = first + tl.arange(0, ROWS)
+    inside = rows[:, None] + columns[None, :] * K if TRANSPOSED else rows[:, None] * V + columns[None, :]
+    return tl.load(state + inside, mask=(rows < K)[:, None] & (columns < V)[None, :], other=0.0)
 
 
 @triton.jit
@@ -175,8 +191,8 @@ def states_kernel(
     """Computes one tile of a state over the chunks of one segment, and stores the state before each chunk.
 
     With SUMS_ONLY, it stores only what the segment adds to the state. Otherwise it starts from the sums of other segments.
-    With BACKWARD, it computes the gradient of the state from the last chunk to the first: key and value are then query and
-    output gradient of all READERS heads that read a state matrix.
+    With BACKWARD, it goes from the last chunk to the first. For gradients of a state, key and value are query and output
+    gradient of all READERS heads that read a state matrix.
     """
     TILES_V: tl.constexpr = (V + TILE_V - 1) // TILE_V
     TILES: tl.constexpr = (K + TILE_K - 1) // TILE_K * TILES_V
@@ -222,7 +238,7 @@ def states_kernel(
         weight = power(rate, age - before if BACKWARD else after - age)
         if MARKED:
             left = tl.where(document_before == document_after, left, 0.0)
-            weight = tl.where(document == document_before if BACKWARD else key_document == document_after, weight, 0.0)
+            weight = tl.where(key_document == (document_before if BACKWARD else document_after), weight, 0.0)
         state = state * left
         for reader in range(0, READERS):
             head = (matrix * READERS + reader) // SHARING
@@ -246,7 +262,8 @@ def read_kernel(
     query,  # (B, H, T, K)
     key,  # (B, G, T, K)
     value,  # (B, G, T, V)
-    states,  # (B, M, N, K, V)
+    states,  # (B, M, N, K, V) before each chunk or, with BACKWARD, after it
+    others,  # (B, M, N, K, V) after each chunk
     log_decay,  # (M,)
     layout,  # (3, B, T + 1)
     output,  # (B, H, T, V)
@@ -275,6 +292,7 @@ def read_kernel(
     TILE_K: tl.constexpr,
     TILE_V: tl.constexpr,
     BACKWARD: tl.constexpr,
+    BOTH: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     MARKED: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -282,7 +300,8 @@ def read_kernel(
 ):
     """Computes a tile of the columns of (Q Kᵀ ⊙ D) V + Q S for one chunk: the output or, with other operands, a gradient.
 
-    With BACKWARD, D is transposed, so that the effects of a token on later tokens are summed.
+    With BACKWARD, D is transposed, so that the effects of a token on later tokens are summed. With BOTH, D is symmetric, and
+    `others` are read as well.
     """
     TILES: tl.constexpr = (V + TILE_V - 1) // TILE_V
     tile, chunk = tl.program_id(0) % TILES, tl.program_id(0) // TILES % chunks
@@ -292,7 +311,7 @@ def read_kernel(
     first, first_v = chunk * C, tile * TILE_V
     tokens, columns = tl.arange(0, C), first_v + tl.arange(0, TILE_V)
     rate = tl.load(log_decay + matrix).to(tl.float32) * LOG2_E
-    state = states + ((batch * (HEADS // HEADS_OF_MATRIX) + matrix) * chunks + chunk) * K * V
+    of_chunk = ((batch * (HEADS // HEADS_OF_MATRIX) + matrix) * chunks + chunk) * K * V
     queries = query + batch * query_batch + head // QUERY_SHARING * query_head
     keys = key + batch * key_batch + head // KEY_SHARING * key_head
     values = value + batch * value_batch + head // KEY_SHARING * value_head
@@ -300,37 +319,55 @@ def read_kernel(
     scores = tl.zeros((C, C), tl.float32)
     result = tl.zeros((C, TILE_V), tl.float32)
     for k in range(0, K, TILE_K):
-        rows = k + tl.arange(0, TILE_K)
-        inside = rows[:, None] + columns[None, :] * K if TRANSPOSED else rows[:, None] * V + columns[None, :]
-        there = (rows < K)[:, None] & (columns < V)[None, :]
-        part = tl.load(state + inside, mask=there, other=0.0)  # (TILE_K, TILE_V)
         query_part = load_rows(queries, first, query_token, length, k, C, TILE_K, K).to(DTYPE)  # (C, TILE_K)
         key_part = load_rows(keys, first, key_token, length, k, C, TILE_K, K).to(DTYPE)  # (C, TILE_K)
         scores = tl.dot(query_part, tl.trans(key_part), scores, input_precision=PRECISION)
-        result = tl.dot(query_part, part, result, input_precision=PRECISION)
+        if not BOTH:
+            part = load_state(states + of_chunk, k, columns, TILE_K, K, V, TRANSPOSED)
+            result = tl.dot(query_part, part, result, input_precision=PRECISION)
 
     # Loaded only now, so that they occupy no registers during the products.
     age, document, key_document, before, document_before, after, document_after = load_ages(
         layout, batch, batches, first, length, C, MARKED
     )
-    if BACKWARD:
+    # Heads that share a state share its gradient, so that one of them adds it.
+    adds = not BACKWARD or head % HEADS_OF_MATRIX == 0
+    distance = age[:, None] - age[None, :]
+    if BOTH:
+        weight = power(rate, age - before)
+        reached = (key_document == document_before if MARKED else age > 0) & adds
+        distance, visible = tl.abs(distance), tokens[None, :] >= 0
+        if MARKED:
+            visible = visible & (key_document[None, :] == key_document[:, None])
+    elif BACKWARD:
         weight = power(rate, after - age)
-        # Heads that share a state share its gradient, so that one of them adds it.
-        reached = (key_document == document_after if MARKED else age > 0) & (head % HEADS_OF_MATRIX == 0)
-        distance, visible = age[None, :] - age[:, None], tokens[None, :] >= tokens[:, None]
+        reached = (key_document == document_after if MARKED else age > 0) & adds
+        distance, visible = -distance, tokens[None, :] >= tokens[:, None]
+        if MARKED:
+            visible = visible & (document[None, :] == key_document[:, None])
     else:
         weight = power(rate, age - before)
         reached = document == document_before if MARKED else age > 0
-        distance, visible = age[:, None] - age[None, :], tokens[None, :] <= tokens[:, None]
-    if MARKED:
-        if BACKWARD:
-            visible = visible & (document[None, :] == key_document[:, None])
-        else:
+        visible = tokens[None, :] <= tokens[:, None]
+        if MARKED:
             visible = visible & (key_document[None, :] == document[:, None])
-    result = result * tl.where(reached, weight, 0.0)[:, None]
+    if not BOTH:
+        result = result * tl.where(reached, weight, 0.0)[:, None]
     scores = tl.where(visible, scores * power(rate, distance), 0.0).to(DTYPE)
     value_part = load_rows(values, first, value_token, length, first_v, C, TILE_V, V).to(DTYPE)  # (C, TILE_V)
     result = tl.dot(scores, value_part, result, input_precision=PRECISION)
+    if BOTH:
+        # Not in the loop above, because a third accumulator would spill.
+        for after_chunk in tl.static_range(2):
+            product = tl.zeros((C, TILE_V), tl.float32)
+            for k in range(0, K, TILE_K):
+                query_part = load_rows(queries, first, query_token, length, k, C, TILE_K, K).to(DTYPE)  # (C, TILE_K)
+                part = load_state((others if after_chunk else states) + of_chunk, k, columns, TILE_K, K, V, TRANSPOSED)
+                product = tl.dot(query_part, part, product, input_precision=PRECISION)
+            if after_chunk:
+                weight = power(rate, after - age)
+                reached = (key_document == document_after if MARKED else age > 0) & adds
+            result += product * tl.where(reached, weight, 0.0)[:, None]
 
     pointers = output + batch * output_batch + head * output_head + first.to(tl.int64) * output_token
     pointers = pointers + tokens[:, None] * output_token + columns[None, :]
@@ -417,14 +454,23 @@ def empty_state(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) ->
     return query.new_empty(query.shape[0], matrices, key.shape[-1], value.shape[-1], dtype=torch.float32)
 
 
+@functools.cache
 def processors_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def scan_states(
-    scan: Scan, key: Tensor, value: Tensor, initial: Tensor | None, final_dtype: torch.dtype, backward: bool = False
+    scan: Scan,
+    key: Tensor,
+    value: Tensor,
+    initial: Tensor | None = None,
+    final_dtype: torch.dtype = torch.float32,
+    backward: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the state before each chunk, (B, M, N, K, V), and after the last chunk, (B, M, K, V)."""
+    """Returns the state before each chunk, (B, M, N, K, V), and after the last chunk, (B, M, K, V).
+
+    Backward, from the last chunk to the first, it returns the state after each chunk and before the first chunk.
+    """
     batch, heads, length, key_dim = key.shape
     value_dim, matrices = value.shape[-1], scan.heads[2]
     chunks = triton.cdiv(length, scan.chunk_size)
@@ -437,25 +483,16 @@ def scan_states(
     states = key.new_empty(batch, matrices, chunks, key_dim, value_dim, dtype=scan.dtype)
     final = key.new_empty(batch, matrices, key_dim, value_dim, dtype=final_dtype)
     sums = key.new_empty(batch, matrices, segments, key_dim, value_dim, dtype=torch.float32) if segments > 1 else final
+    layout, start = (final if tensor is None else tensor for tensor in (scan.layout, initial))
     for sums_only in (True, False) if segments > 1 else (False,):
-        states_kernel[(of_state * segments * batch * matrices,)](
-            key,
-            value,
-            scan.log_decay,
-            scan.layout if scan.layout is not None else final,
-            initial if initial is not None else final,
-            sums,
-            states,
-            final,
-            batch,
-            length,
-            chunks,
-            chunks_in_segment,
-            *key.stride()[:3],
-            *value.stride()[:3],
+        launch(
+            states_kernel,
+            of_state * segments * batch * matrices,
+            (key, value, scan.log_decay, layout, start, sums, states, final),
+            (batch, length, chunks, chunks_in_segment, *key.stride()[:3], *value.stride()[:3]),
             M=matrices,
-            READERS=heads // matrices if backward else 1,
-            SHARING=1 if backward else matrices // heads,
+            READERS=max(1, heads // matrices),
+            SHARING=max(1, matrices // heads),
             K=key_dim,
             V=value_dim,
             C=scan.chunk_size,
@@ -481,34 +518,28 @@ def read_states(
     dtype: torch.dtype,
     backward: bool = False,
     transposed: bool = False,
+    others: Tensor | None = None,
 ) -> Tensor:
     """Returns the result of `read_kernel`: (B, H, T, V), or backward (B, G, T, V), summed over heads that share a row.
 
     Args:
         like: (B, ., T, V), a tensor with the memory layout of the result.
+        others: the states after each chunk, for tokens that also see later tokens; `states` are those before each chunk.
     """
     (batch, _, length, key_dim), value_dim = query.shape, value.shape[-1]
     heads, groups, matrices = scan.heads
     chunks = triton.cdiv(length, scan.chunk_size)
-    tiles = read_tiles(scan.dtype, scan.chunk_size, key_dim, value_dim)
+    tiles = read_tiles(scan.dtype, scan.chunk_size, key_dim, value_dim, others is not None)
     shared = backward and groups < heads
     result = empty_rows(like, groups if backward else heads, dtype)
     output = value.new_empty(batch, heads, length, value_dim, dtype=torch.float32) if shared else result
-    read_kernel[(triton.cdiv(value_dim, tiles.columns) * chunks * batch * heads,)](
-        query,
-        key,
-        value,
-        states,
-        scan.log_decay,
-        scan.layout if scan.layout is not None else states,
-        output,
-        batch,
-        length,
-        chunks,
-        *query.stride()[:3],
-        *key.stride()[:3],
-        *value.stride()[:3],
-        *output.stride()[:3],
+    after, layout = (states if tensor is None else tensor for tensor in (others, scan.layout))
+    strides = [stride for tensor in (query, key, value, output) for stride in tensor.stride()[:3]]
+    launch(
+        read_kernel,
+        triton.cdiv(value_dim, tiles.columns) * chunks * batch * heads,
+        (query, key, value, states, after, scan.log_decay, layout, output),
+        (batch, length, chunks, *strides),
         HEADS=heads,
         QUERY_SHARING=heads // groups if backward else 1,
         KEY_SHARING=1 if backward else heads // groups,
@@ -519,6 +550,7 @@ def read_states(
         TILE_K=tiles.inner,
         TILE_V=tiles.columns,
         BACKWARD=backward,
+        BOTH=others is not None,
         TRANSPOSED=transposed,
         **scan.options(),
         num_warps=tiles.warps,
@@ -539,12 +571,18 @@ def _chunkwise(
     mask: Tensor | None,
     reset: Tensor | None,
     chunk_size: int | None,
+    bidirectional: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Returns output and final state by equation 7, float32."""
+    """Returns the output, in `dtype_of_output`, and the final state, float32, by equation 7."""
     scan, query, key, value, initial_state = prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
-    with torch.cuda.device_of(query):
-        states, final = scan_states(scan, key, value, initial_state, torch.float32)
-        return read_states(scan, query, key, value, states, value, torch.float32), final
+    before, final = scan_states(scan, key, value, initial_state)
+    after = scan_states(scan, key, value, backward=True)[0] if bidirectional else None
+    return read_states(scan, query, key, value, before, value, dtype_of_output(scan.dtype), others=after), final
+
+
+def dtype_of_output(of_products: torch.dtype) -> torch.dtype:
+    """Returns the dtype of the output for the dtype of the operands of products."""
+    return torch.bfloat16 if of_products == torch.bfloat16 else torch.float32
 
 
 NAMESPACE = re.sub(r"\W", "_", __name__)  # namespace of operators, which code saved with models defines again
@@ -552,15 +590,15 @@ chunkwise_operator = torch.library.custom_op(f"{NAMESPACE}::chunkwise_retention"
 
 
 @chunkwise_operator.register_fake
-def _shapes_of_output(query, key, value, log_decay, initial_state, mask, reset, chunk_size):
+def _shapes_of_output(query, key, value, log_decay, initial_state, mask, reset, chunk_size, bidirectional=False):
     check_shapes(query, key, value, log_decay, initial_state, mask, reset)
-    return empty_rows(with_dense_rows(value), query.shape[1], torch.float32), empty_state(query, key, value, log_decay)
+    dtype = dtype_of_output(product_type(query, key, value)[0])
+    return empty_rows(with_dense_rows(value), query.shape[1], dtype), empty_state(query, key, value, log_decay)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::chunkwise_retention_backward", mutates_args=())
-def chunkwise_backward_operator(
+def _chunkwise_backward(
     output_gradient: Tensor,
-    state_gradient: Tensor,
+    state_gradient: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -569,25 +607,46 @@ def chunkwise_backward_operator(
     mask: Tensor | None,
     reset: Tensor | None,
     chunk_size: int | None,
+    bidirectional: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns the gradients of query, key, value and initial state. States are recomputed, to save memory."""
     state_dtype = torch.float32 if initial_state is None else initial_state.dtype
     scan, query, key, value, initial_state = prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
     # Cast once here, instead of in each program that reads it.
-    gradient, state_gradient = with_dense_rows(output_gradient.to(scan.dtype)), state_gradient.contiguous()
-    with torch.cuda.device_of(query):
-        after, of_state = scan_states(scan, query, gradient, state_gradient, state_dtype, backward=True)
-        of_value = read_states(scan, key, query, gradient, after, value, value.dtype, backward=True)
-        of_key = read_states(scan, value, gradient, query, after, key, key.dtype, backward=True, transposed=True)
-        del after  # frees memory before states of the same size are allocated
-        before, _ = scan_states(scan, key, value, initial_state, torch.float32)
-        of_query = read_states(scan, gradient, value, key, before, query, query.dtype, transposed=True)
+    gradient = with_dense_rows(output_gradient.to(scan.dtype))
+    state_gradient = None if state_gradient is None else state_gradient.contiguous()
+
+    after, of_state = scan_states(scan, query, gradient, state_gradient, state_dtype, backward=True)
+    before = scan_states(scan, query, gradient)[0] if bidirectional else None
+    around = (after, None) if before is None else (before, after)
+    of_value = read_states(scan, key, query, gradient, around[0], value, value.dtype, True, others=around[1])
+    of_key = read_states(scan, value, gradient, query, around[0], key, key.dtype, True, True, around[1])
+    del after, before, around  # frees memory before states of the same size are allocated
+
+    before, _ = scan_states(scan, key, value, initial_state)
+    after = scan_states(scan, key, value, backward=True)[0] if bidirectional else None
+    of_query = read_states(scan, gradient, value, key, before, query, query.dtype, transposed=True, others=after)
     return of_query, of_key, of_value, of_state
+
+
+chunkwise_backward_operator = torch.library.custom_op(
+    f"{NAMESPACE}::chunkwise_retention_backward", _chunkwise_backward, mutates_args=()
+)
 
 
 @chunkwise_backward_operator.register_fake
 def _shapes_of_gradients(
-    output_gradient, state_gradient, query, key, value, log_decay, initial_state, mask, reset, chunk_size
+    output_gradient,
+    state_gradient,
+    query,
+    key,
+    value,
+    log_decay,
+    initial_state,
+    mask,
+    reset,
+    chunk_size,
+    bidirectional=False,
 ):
     operands = [with_dense_rows(operand) for operand in (query, key, value)]
     gradients = [empty_rows(operand, operand.shape[1], operand.dtype) for operand in operands]
@@ -596,22 +655,47 @@ def _shapes_of_gradients(
 
 
 def _keep_operands(ctx, inputs, output) -> None:
-    *tensors, ctx.chunk_size = inputs
+    *tensors, ctx.chunk_size, ctx.bidirectional = inputs
     ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx, output_gradient, state_gradient):
     saved = ctx.saved_tensors  # read once, since gradient checkpointing recomputes them at each access
     query, key, value, log_decay, initial_state, mask, reset = saved
     if torch.is_grad_enabled():  # double backward
-        results = retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", ctx.chunk_size)
+        results = by_pytorch(*saved, ctx.chunk_size, ctx.bidirectional)
         gradients = gradients_where_asked(results, (query, key, value, initial_state), (output_gradient, state_gradient))
     else:
-        gradients = chunkwise_backward_operator(output_gradient, state_gradient, *saved, ctx.chunk_size)
-    return *gradients[:3], None, None if initial_state is None else gradients[3], None, None, None
+        if output_gradient is None:
+            output_gradient = query.new_zeros(*query.shape[:3], value.shape[-1])
+        backward = _chunkwise_backward if launches_at_once(output_gradient) else chunkwise_backward_operator
+        gradients = backward(output_gradient, state_gradient, *saved, ctx.chunk_size, ctx.bidirectional)
+    return *gradients[:3], None, None if initial_state is None else gradients[3], None, None, None, None
 
 
 chunkwise_operator.register_autograd(_gradients, setup_context=_keep_operands)
+
+
+class TritonRetention(torch.autograd.Function):
+    """`chunkwise_operator` with less overhead, for calls in which `launches_at_once`."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        results = _chunkwise(*inputs)
+        _keep_operands(ctx, inputs, results)
+        return results
+
+    backward = staticmethod(_gradients)
+
+
+def by_pytorch(
+    query, key, value, log_decay, initial_state, mask, reset, chunk_size, bidirectional
+) -> tuple[Tensor, Tensor | None]:
+    """Computes `chunkwise_retention_triton` by PyTorch's operations."""
+    if bidirectional:
+        return bidirectional_retention(query, key, value, log_decay, mask, reset, "chunkwise", chunk_size), None
+    return retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", chunk_size)
 
 
 def check_shapes(query, key, value, log_decay, initial_state, mask, reset) -> None:
@@ -647,21 +731,24 @@ def prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size
 
 
 def chunkwise_retention_triton(
-    query, key, value, log_decay, initial_state=None, mask=None, reset=None, chunk_size=None
-) -> tuple[Tensor, Tensor]:
-    """Computes `chunkwise_retention` on a GPU, with its arguments and results.
+    query, key, value, log_decay, initial_state=None, mask=None, reset=None, chunk_size=None, bidirectional=False
+) -> tuple[Tensor, Tensor | None]:
+    """Computes `chunkwise_retention` or, if bidirectional, `bidirectional_retention` on a GPU, with its arguments.
 
-    `chunk_size` is rounded up to a power of two, from 16 to the size of a tile (`largest_chunk`). PyTorch computes float64
-    and gradients of log_decay.
+    The output of bfloat16 operands is bfloat16. A bidirectional call has no initial state, and the second result has no
+    meaning. `chunk_size` is rounded up to a power of two, from 16 to the size of a tile (`largest_chunk`). PyTorch computes
+    float64 and gradients of log_decay.
     """
     operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
     of_decay = torch.is_grad_enabled() and log_decay.requires_grad
     here = runs_on(query.device)  # a model may be split over several devices
+    call = query, key, value, log_decay, initial_state, mask, reset, chunk_size, bidirectional
     if not here or of_decay or query.shape[2] == 0 or compute_dtype(*operands) == torch.float64:
-        return retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", chunk_size)
+        return by_pytorch(*call)
+    if not launches_at_once(query):
+        return chunkwise_operator(*call)
     recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-    function = chunkwise_operator if recorded or not launches_at_once(query) else _chunkwise  # has less overhead
-    return function(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
+    return TritonRetention.apply(*call) if recorded else _chunkwise(*call)
 
 
 @triton.jit
@@ -757,29 +844,21 @@ def _step(query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tens
     (batch, heads, _, key_dim), value_dim, matrices = query.shape, value.shape[-1], state.shape[1]
     output = state.new_empty(batch, heads, 1, value_dim)
     tiles = step_tiles(key_dim, value_dim)
-    with torch.cuda.device_of(query):
-        step_kernel[(triton.cdiv(value_dim, tiles["TILE_V"]) * batch * matrices,)](
-            query,
-            key,
-            value,
-            left,
-            state if written is None else written,
-            state,
-            output,
-            *query.stride()[:2],
-            *key.stride()[:2],
-            *value.stride()[:2],
-            0 if left.shape[0] == 1 else left.stride(0),
-            *state.stride()[:3],
-            M=matrices,
-            READERS=heads // matrices,
-            SHARING=matrices // key.shape[1],
-            K=key_dim,
-            V=value_dim,
-            **tiles,
-            HAS_WRITTEN=written is not None,
-            num_warps=8,
-        )
+    strides = *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], 0 if left.shape[0] == 1 else left.stride(0)
+    launch(
+        step_kernel,
+        triton.cdiv(value_dim, tiles["TILE_V"]) * batch * matrices,
+        (query, key, value, left, state if written is None else written, state, output),
+        (*strides, *state.stride()[:3]),
+        M=matrices,
+        READERS=heads // matrices,
+        SHARING=matrices // key.shape[1],
+        K=key_dim,
+        V=value_dim,
+        **tiles,
+        HAS_WRITTEN=written is not None,
+        num_warps=8,
+    )
     return output
 
 

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops.gradients import rotate
+from .launching import launch
 from .retention_triton import empty_rows, launches_at_once, runs_on, with_dense_rows
 
 
@@ -59,7 +60,7 @@ def rotation_kernel(
     tl.store(pointers + HALF, (first * sine + second * cosine).to(dtype), mask=there)
 
 
-def launch(vectors: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
+def rotate_once(vectors: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
     """Returns the result of `rotation_kernel`, in the dtype of the vectors."""
     batch, heads, length, size = vectors.shape
     shapes = [(rows, 1, length, size // 2) for rows in (1, batch)]
@@ -69,23 +70,18 @@ def launch(vectors: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
     )
     vectors, cos, sin = with_dense_rows(vectors), cos.contiguous(), sin.contiguous()
     rotated = empty_rows(vectors, heads, vectors.dtype)
-    with torch.cuda.device_of(vectors):
-        rotation_kernel[(triton.cdiv(length, TOKENS_OF_TILE) * batch * heads,)](
-            vectors,
-            cos,
-            sin,
-            rotated,
-            length,
-            *vectors.stride()[:3],
-            *rotated.stride()[:3],
-            0 if cos.shape[0] == 1 else cos.stride(0),
-            H=heads,
-            HALF=size // 2,
-            TILE=triton.next_power_of_2(size // 2),
-            TOKENS=TOKENS_OF_TILE,
-            BACK=back,
-            num_warps=WARPS,
-        )
+    launch(
+        rotation_kernel,
+        triton.cdiv(length, TOKENS_OF_TILE) * batch * heads,
+        (vectors, cos, sin, rotated),
+        (length, *vectors.stride()[:3], *rotated.stride()[:3], 0 if cos.shape[0] == 1 else cos.stride(0)),
+        H=heads,
+        HALF=size // 2,
+        TILE=triton.next_power_of_2(size // 2),
+        TOKENS=TOKENS_OF_TILE,
+        BACK=back,
+        num_warps=WARPS,
+    )
     return rotated
 
 
@@ -96,7 +92,7 @@ class TritonRotation(torch.autograd.Function):
     def forward(ctx, vectors, cos, sin, back):
         ctx.back = back
         ctx.save_for_backward(cos, sin)
-        return launch(vectors, cos, sin, back)
+        return rotate_once(vectors, cos, sin, back)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -113,4 +109,4 @@ def rotate_triton(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return rotate(vectors, cos, sin).to(vectors.dtype)
     if torch.is_grad_enabled() and vectors.requires_grad:
         return TritonRotation.apply(vectors, cos, sin, False)
-    return launch(vectors, cos, sin, False)
+    return rotate_once(vectors, cos, sin, False)

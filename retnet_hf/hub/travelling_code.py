@@ -32,7 +32,8 @@ PACKAGE = __name__.split(".")[0]
 ROOT = Path(__file__).parents[2]
 WIDTH = 120
 ROOMS = ("ops", "state", "modules", "arguments", "hub")  # their order in a file, before the model itself
-GPU = [f"{PACKAGE}.gpu.{name}" for name in ("retention_triton", "rotation_triton", "kernel_check", "cuda_graphs")]
+GPU_MODULES = ("launching", "retention_triton", "rotation_triton", "gates_triton", "kernel_check", "cuda_graphs")
+GPU = [f"{PACKAGE}.gpu.{name}" for name in GPU_MODULES]
 GPU_FILE = "retnet_gpu"
 
 

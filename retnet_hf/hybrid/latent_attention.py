@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 
 from ..modules.hooks import has_hooks
 from ..modules.initial_weights import projection
-from ..retnet.retention_mixer import RetNetRMSNorm
+from ..modules.rms_norm import RetNetRMSNorm
 from .configuration_hybrid import RetNetHybridConfig
 from .softmax_attention import AttentionPlan
 

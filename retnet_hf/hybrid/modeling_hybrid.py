@@ -26,6 +26,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import OutputRecorder
 
+from ..modules.rms_norm import RetNetRMSNorm
 from ..ops.gradients import gated
 from ..ops.plan import HALF_PRECISION, Plan, Rotation, Scaling
 from ..retnet.decay_and_rotation import RetNetRotaryEmbedding
@@ -38,7 +39,7 @@ from ..retnet.modeling_retnet import (
     RetNetPreTrainedModel,
     RetNetWithHead,
 )
-from ..retnet.retention_mixer import RetNetRetention, RetNetRMSNorm, RetNetTokenMixer
+from ..retnet.retention_mixer import RetNetRetention, RetNetTokenMixer
 from .configuration_hybrid import RetNetHybridConfig
 from .experts import Experts, MixtureOfExperts, Router, draw_experts, loss_and_routing
 from .head_modules import GroupRMSNorm, LearnedRotation
@@ -218,6 +219,8 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
             asked, layers = kwargs.get("output_attentions"), None if past_key_values is None else past_key_values.layers
             maps = config.output_attentions if asked is None else asked
             others = attention_plans(config, retention.layout, batch, dtype, rotation, layers, maps)
+        for plan in others.values():
+            plan.kernels = retention.kernels
         plans = others | {"linear_attention": retention}
         return [plans[kind] for kind in config.layer_types]
 

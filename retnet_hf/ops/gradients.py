@@ -144,10 +144,19 @@ class RMSNorm(torch.autograd.Function):
         return input_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype), None
 
 
+def is_silu(activation: Callable[[Tensor], Tensor]) -> bool:
+    return type(activation) in (nn.SiLU, SiLUActivation)
+
+
 def gated(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """Returns values · activation(gate), elementwise. SiLU, the usual activation, has a gradient of its own."""
-    own = type(activation) in (nn.SiLU, SiLUActivation) and torch.is_grad_enabled() and not needs_autograd()
+    own = is_silu(activation) and torch.is_grad_enabled() and not needs_autograd()
     return SiLUGate.apply(values, gate) if own else values * activation(gate)
+
+
+def normed_gate(values: Tensor, norm: nn.Module, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Returns norm(values) · activation(gate), (B, T, H V), for values (B, H, T, V) and a gate (B, T, H V)."""
+    return gated(norm(values).transpose(1, 2).flatten(2).to(gate.dtype), gate, activation)
 
 
 class SiLUGate(torch.autograd.Function):

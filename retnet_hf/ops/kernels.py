@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from .choices import KERNELS
-from .gradients import rotate
+from .gradients import gated, normed_gate, rotate
 from .retention_forms import recurrent_step_
 
 
@@ -23,16 +23,20 @@ LARGEST_KEY = 1024  # largest key size for which a step holds the state in regis
 AMD = ("gfx90a", "gfx942", "gfx950")
 
 
-Sizes = tuple[int, int, int, int, int, int]  # H, G, M, K, V, C: kernels are compiled for them. Constant to compilers
+# H, G, M, K, V, C, and whether tokens also see later tokens: kernels are compiled for them. Constant to compilers
+Sizes = tuple[int, int, int, int, int, int, bool]
 
 
 class Kernels(NamedTuple):
-    """Functions that compute retention on a device."""
+    """Functions that compute retention and what surrounds it on a device."""
 
     runs_on: Callable[[torch.device], bool]
     chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # like `chunkwise_retention`; None: `retention_in_chunks`
     step_: Callable[..., tuple[Tensor, Tensor]]  # like `recurrent_step_`
     rotate: Callable[..., Tensor]  # like `gradients.rotate`; a kernel returns the dtype of the vectors
+    gated: Callable[..., Tensor] = gated  # like `gradients.gated`
+    normed_gate: Callable[..., Tensor] = normed_gate  # like `gradients.normed_gate`
+    bidirectional: bool = False  # whether `chunkwise` has an argument of that name
     checked: bool = False  # whether results are compared with PyTorch's before use
 
 
@@ -113,14 +117,16 @@ def load_kernels(name: str) -> Kernels:
 
 
 def _import_kernels(name: str) -> Kernels:
+    from ..gpu.gates_triton import gated_triton, normed_gate_triton
     from ..gpu.retention_triton import chunkwise_retention_triton, recurrent_step_triton_, runs_on
     from ..gpu.rotation_triton import rotate_triton
 
+    others = rotate_triton, gated_triton, normed_gate_triton
     if name == "triton":
-        return Kernels(runs_on, chunkwise_retention_triton, recurrent_step_triton_, rotate_triton, checked=True)
+        return Kernels(runs_on, chunkwise_retention_triton, recurrent_step_triton_, *others, True, True)
     if name != "fla":
         raise ImportError(f"_import_kernels has no branch for {name}")
     from ..gpu import retention_fla
 
     names = ("runs_on", "chunkwise_retention_fla", "recurrent_step_fla_")
-    return Kernels(*(getattr(retention_fla, each) for each in names), rotate_triton)
+    return Kernels(*(getattr(retention_fla, each) for each in names), *others)

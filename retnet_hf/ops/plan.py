@@ -86,6 +86,7 @@ class Plan(OnDevice):
         log_decays: ln γ, (M,), for each layer.
         in_place: whether the operators overwrite the state that is passed to them.
         position: (B|1, T) position of each token of the hidden states, if the layout orders tokens differently.
+        kernels: functions that compute the gates.
     """
 
     def __init__(
@@ -96,9 +97,10 @@ class Plan(OnDevice):
         log_decays: Sequence[Tensor],
         in_place: bool = False,
         position: Tensor | None = None,
+        kernels: Kernels = TORCH,
     ) -> None:
         self.layout, self.rotate, self.operators = layout, rotate, operators
-        self.log_decays, self.in_place = log_decays, in_place
+        self.log_decays, self.in_place, self.kernels = log_decays, in_place, kernels
         self._position = position
 
     @property
@@ -181,4 +183,4 @@ def plan_of_rows(
     if maps:
         return MappedPlan(layout, rotate, log_decays, with_final, bidirectional)
     operators, in_place = operators_of(log_decays, layout, form, chunk_size, with_final, bidirectional, kernels)
-    return Plan(layout, rotate, operators, log_decays, in_place)
+    return Plan(layout, rotate, operators, log_decays, in_place, kernels=kernels)

@@ -97,7 +97,7 @@ class PlansRetention:
         config, matrices = self.config, log_decay.numel()
         heads = matrices * self.decay.heads_per_state[0]
         groups = max(1, heads * config.num_key_value_heads // config.num_attention_heads)
-        return heads, groups, matrices, *self.head_dims, self.chunk_size
+        return heads, groups, matrices, *self.head_dims, self.chunk_size, config.bidirectional
 
     def rotation(self, position: Tensor, dtype: torch.dtype, **options: Any) -> Rotation | Scaling:
         """Returns the rotation for positions (B|1, T) in retention layers. Options as in `Rotation`."""

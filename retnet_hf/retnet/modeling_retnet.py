@@ -43,7 +43,9 @@ from ..hub.saving import SavedWithCard
 from ..modules.captured_steps import replayed
 from ..modules.computed_buffers import ComputedBuffer
 from ..modules.initial_weights import draw_weights, projection
-from ..ops.gradients import gated, mean_cross_entropy
+from ..modules.rms_norm import RetNetRMSNorm
+from ..ops.gradients import mean_cross_entropy
+from ..ops.kernels import TORCH, Kernels
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan
 from ..ops.retention_forms import form_of_call, needs_autograd
@@ -52,7 +54,7 @@ from .configuration_retnet import RetNetConfig
 from .decay_and_rotation import PlansRetention
 from .generation_retnet import CACHE, RetNetGeneration
 from .long_sequences import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
-from .retention_mixer import RetNetRetention, RetNetRMSNorm, RetNetTokenMixer
+from .retention_mixer import RetNetRetention, RetNetTokenMixer
 
 
 class RetNetMLP(nn.Module):
@@ -67,9 +69,12 @@ class RetNetMLP(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
         self.dropout = nn.Dropout(config.activation_dropout)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, kernels: Kernels = TORCH) -> Tensor:
         inner = self.up_proj(hidden_states)
-        inner = self.act_fn(inner) if self.gate_proj is None else gated(inner, self.gate_proj(hidden_states), self.act_fn)
+        if self.gate_proj is None:
+            inner = self.act_fn(inner)
+        else:
+            inner = kernels.gated(inner, self.gate_proj(hidden_states), self.act_fn)
         return self.down_proj(self.dropout(inner) if self.training else inner)
 
 
@@ -108,7 +113,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         hidden_states = torch.add(branch, hidden_states, alpha=self.mixer_multiplier)
         hidden_states = hidden_states if self.pre_norm else self.retention_norm(hidden_states)
 
-        branch = self.mlp(self.mlp_norm(hidden_states) if self.pre_norm else hidden_states)
+        branch = self.mlp(self.mlp_norm(hidden_states) if self.pre_norm else hidden_states, plan.kernels)
         branch = self.dropout(branch) if self.training else branch
         hidden_states = torch.add(branch, hidden_states, alpha=self.mlp_multiplier)
         return hidden_states if self.pre_norm else self.mlp_norm(hidden_states)

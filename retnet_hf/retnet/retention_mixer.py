@@ -12,16 +12,9 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
 from ..modules.initial_weights import projection
-from ..ops.gradients import gated, rms_norm
+from ..modules.rms_norm import RetNetRMSNorm
 from ..ops.plan import Plan
 from .configuration_retnet import RetNetConfig
-
-
-class RetNetRMSNorm(nn.RMSNorm):
-    """RMS norm of the residual stream or of each head. The output has the dtype of the input."""
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return rms_norm(hidden_states, self.weight, self.eps)
 
 
 class RetNetTokenMixer(nn.Module):
@@ -87,8 +80,10 @@ class RetNetRetention(RetNetTokenMixer):
         past = None if state is None else state.layers[self.layer_idx]
         query, key, value = self.operands(hidden_states, plan)
         output, maps = plan.retain(self.layer_idx, query, key, value, past)  # (B, H, T, V)
-        output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
-        output = output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn)
+        if self.g_proj is None:
+            output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
+        else:
+            output = plan.kernels.normed_gate(output, self.head_norm, self.g_proj(hidden_states), self.gate_fn)
         return self.o_proj(output), maps
 
     def operands(self, hidden_states: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:

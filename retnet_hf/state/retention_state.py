@@ -281,10 +281,13 @@ class RetNetStateLayer(StateLayer):
             if reuses_memory:
                 old.copy_(state)
         if not reuses_memory:
-            position = torch.zeros(state.shape[0], dtype=torch.int64, device=state.device)
-            self.next_position = self.next_position.clone() if self.is_initialized else position
-            self.recurrent_states, self.cumulative_length = state, self.cumulative_length.to(state.device, copy=True)
-            self.borrowed = False
+            if self.is_initialized:
+                self.next_position = self.next_position.clone()
+                self.cumulative_length = self.cumulative_length.to(state.device, copy=True)
+            else:  # created on the device, because a copy to the device would wait for it
+                self.next_position = torch.zeros(state.shape[0], dtype=torch.int64, device=state.device)
+                self.cumulative_length = torch.zeros((), dtype=torch.int64, device=state.device)
+            self.recurrent_states, self.borrowed = state, False
             if not torch.compiler.is_compiling():
                 for tensor in (self.recurrent_states, self.next_position, self.cumulative_length):
                     torch._dynamo.mark_static_address(tensor)

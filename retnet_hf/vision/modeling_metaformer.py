@@ -194,8 +194,8 @@ class MetaFormerBlock(GradientCheckpointingLayer):
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         branch, _ = self.mixer(self.mixer_norm(hidden_states), **kwargs)
-        hidden_states = hidden_states + self.mixer_branch(branch)
-        return hidden_states + self.mlp_branch(self.mlp(self.mlp_norm(hidden_states)))
+        hidden_states = self.mixer_branch(hidden_states, branch)
+        return self.mlp_branch(hidden_states, self.mlp(self.mlp_norm(hidden_states)))
 
 
 class MetaFormerPatchEmbedding(nn.Conv2d):

@@ -227,8 +227,8 @@ class RMTBlock(GradientCheckpointingLayer):
     ) -> Tensor:
         hidden_states = hidden_states + self.position_encoding(hidden_states)
         branch, _ = self.attention(self.attention_norm(hidden_states), geometry=geometry, **kwargs)
-        hidden_states = hidden_states + self.attention_branch(branch)
-        return hidden_states + self.mlp_branch(self.mlp(self.mlp_norm(hidden_states)))
+        hidden_states = self.attention_branch(hidden_states, branch)
+        return self.mlp_branch(hidden_states, self.mlp(self.mlp_norm(hidden_states)))
 
 
 class RMTConvolution(nn.Module):

@@ -43,7 +43,7 @@ from .vision_blocks import (
 )
 
 
-# Without gradients, a block reads this many patches at a time, so that its intermediate results stay in the CPU's cache.
+# Without gradients, a block on a CPU reads this many patches at a time, so that its intermediate results stay in the cache.
 PIECE_SIZE = 2048
 
 
@@ -214,8 +214,8 @@ class ViRBlock(GradientCheckpointingLayer):
     def read(self, hidden_states: Tensor, plan: Plan, past: ViRState | None, **kwargs: Any) -> Tensor:
         """Returns the output of the block for one piece of the tokens, (B, T, D) -> (B, T, D)."""
         branch, _ = self.retention(self.retention_norm(hidden_states), plan=plan, past=past, **kwargs)
-        hidden_states = hidden_states + self.retention_branch(branch)
-        return hidden_states + self.mlp_branch(self.mlp(self.mlp_norm(hidden_states)))
+        hidden_states = self.retention_branch(hidden_states, branch)
+        return self.mlp_branch(hidden_states, self.mlp(self.mlp_norm(hidden_states)))
 
 
 class ViRPreTrainedModel(VisionPreTrainedModel):
@@ -419,13 +419,14 @@ class ViRModel(ViRPreTrainedModel):
         chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.head_dim)
         log_decays = [self.decay(hidden_states.dtype, hidden_states.device)] * len(self.layers)
         whole = config.bidirectional or self.training or torch.is_grad_enabled() or form in ("parallel", "recurrent")
+        whole = whole or hidden_states.device.type != "cpu"
         lengths = [length]
         if not (whole or maps) and isinstance(length, int):  # in an exported program, the length may be symbolic
             size = math.ceil(length / (math.ceil(length / PIECE_SIZE) * chunk_size)) * chunk_size  # whole chunks
             lengths = [min(size, length - start) for start in range(0, length, size)]
         with_final = states is not None or len(lengths) > 1
         heads, head_dim, device = config.num_attention_heads, config.head_dim, hidden_states.device
-        sizes = heads, heads, heads, head_dim, head_dim, chunk_size
+        sizes = heads, heads, heads, head_dim, head_dim, chunk_size, config.bidirectional
         options = {"with_final": with_final, "bidirectional": config.bidirectional, "maps": maps}
         scaling, layouts = Scaling(head_dim**-0.5), [layout_of((1, size), device) for size in lengths]
         plans = []

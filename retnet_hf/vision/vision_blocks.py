@@ -49,7 +49,7 @@ class FeedForward(nn.Module):
 
 
 class ResidualBranch(nn.Module):
-    """Applies dropout, layer scale, and stochastic depth per image to the output of a branch.
+    """Adds the output of a branch to the residual stream, after dropout, layer scale, and stochastic depth per image.
 
     Args:
         layer_scale: initial value of the factor of each channel; None for no factors.
@@ -62,17 +62,15 @@ class ResidualBranch(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((size,), float(layer_scale)))
 
-    def forward(self, branch: Tensor) -> Tensor:
-        """Returns (B, ..., C), to be added to the residual stream."""
+    def forward(self, hidden_states: Tensor, branch: Tensor) -> Tensor:
+        """Returns the residual stream with the branch, (B, ..., C)."""
         branch = self.dropout(branch)
-        if self.scale is not None:
-            branch = branch * self.scale
         if self.training and self.drop_path_rate > 0:
             keep_rate = 1 - self.drop_path_rate
             one_per_image = (branch.shape[0],) + (1,) * (branch.dim() - 1)
             kept = torch.rand(one_per_image, device=branch.device) < keep_rate
             branch = branch * (kept / keep_rate).to(branch.dtype)
-        return branch
+        return hidden_states + branch if self.scale is None else torch.addcmul(hidden_states, branch, self.scale)
 
     def extra_repr(self) -> str:
         return f"drop_path_rate={self.drop_path_rate:.3g}"

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import sys
+from pathlib import Path
 from unittest import mock
 
 
@@ -28,10 +29,17 @@ from torch.autograd import forward_ad
 from triton.runtime import interpreter
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf.gpu import kernel_check, retention_triton, rotation_triton
+from retnet_hf.gpu import gates_triton, kernel_check, retention_triton, rotation_triton
+from retnet_hf.modules.rms_norm import RetNetRMSNorm
+from retnet_hf.ops import gradients
 from retnet_hf.ops.gradients import rotate
 from retnet_hf.ops.kernels import load_kernels
-from retnet_hf.ops.retention_forms import recurrent_retention, recurrent_step_, step_decay
+from retnet_hf.ops.retention_forms import (
+    bidirectional_retention,
+    recurrent_retention,
+    recurrent_step_,
+    step_decay,
+)
 
 
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
@@ -124,12 +132,26 @@ class Case:
         names = ["output", "final state", "query gradient", "key gradient", "value gradient", "initial state gradient"]
         return dict(zip(names, [output, final, *gradients]))
 
+    def results_both_ways(self, function, dtype=None, change=lambda tensor: tensor) -> dict[str, torch.Tensor]:
+        """Of retention in both directions: output and all gradients."""
+        leaves = [change(operand.to(dtype or operand.dtype)).detach().requires_grad_() for operand in self.operands[:3]]
+        output = function(*leaves, self.log_decay.to(dtype or torch.float32), self.mask, self.reset)
+        weights = change(self.weights[0].to(output.dtype))
+        if self.mask is not None:
+            output = output * self.mask[:, None, :, None]
+        gradients = torch.autograd.grad(output, leaves, weights)
+        return dict(zip(["output", "query gradient", "key gradient", "value gradient"], [output, *gradients]))
+
     def errors(self) -> dict[str, float]:
         chunk_size, segments = self.options.get("chunk_size", 16), self.options.get("segments")
         largest = self.options.get("largest_chunk", 64)
 
         def chunkwise(*operands):
             return retention_triton.chunkwise_retention_triton(*operands, chunk_size)
+
+        def both_ways(query, key, value, log_decay, *marks):
+            options = {"chunk_size": chunk_size, "bidirectional": True}
+            return retention_triton.chunkwise_retention_triton(query, key, value, log_decay, None, *marks, **options)[0]
 
         def small_tiles(dtype, chunk, *sizes):
             return retention_triton.Tiles(chunk, 16, 16, 4, 1)
@@ -141,16 +163,18 @@ class Case:
             read_tiles=small_tiles if self.options.get("small_tiles") else retention_triton.read_tiles,
             state_tiles=small_tiles if self.options.get("small_tiles") else retention_triton.state_tiles,
         ):
-            return self.errors_of(chunkwise)
+            if self.options.get("bidirectional"):
+                return self.errors_of(both_ways, bidirectional_retention, self.results_both_ways)
+            return self.errors_of(chunkwise, recurrent_retention, self.results)
 
-    def errors_of(self, chunkwise) -> dict[str, float]:
-        actual, expected = self.results(chunkwise), self.results(recurrent_retention, torch.float64)
+    def errors_of(self, kernel, reference, results) -> dict[str, float]:
+        actual, expected = results(kernel), results(reference, torch.float64)
         # Results are sums of products, whose sizes without their signs bound what rounding does to them: of operands that
         # are sums themselves or have been decayed, three in a row at most, and of a gradient at its end; and in float32 of
         # every addend.
-        sizes = self.results(recurrent_retention, torch.float64, torch.abs)
+        sizes = results(reference, torch.float64, torch.abs)
         addends = sum(self.operands[0].shape[-2:]) + self.operands[2].shape[-1] + 32
-        relative = 4 * ROUNDING[self.dtype] + addends * ROUNDING[torch.float32]
+        relative = 4 * ROUNDING[self.dtype] + addends * ROUNDING[torch.float32]  # also of an output in bfloat16
         return {name: worst(actual[name], expected[name], relative * sizes[name] + 1e-7) for name in expected}
 
 
@@ -211,6 +235,50 @@ def rotation(
     relative = 4 * ROUNDING[torch.float32] + (0 if dtype == torch.float32 else ROUNDING[dtype])
     names = ("rotated", "gradient", "gradient of the gradient")
     return {name: worst(*pair, relative * pair[1].abs().max()) for name, pair in zip(names, zip(actual, exact))}
+
+
+def gates(
+    length=5, size=24, batch=2, heads=3, dtype="float32", tokens_first=True, weight=True, normed=True, values_dtype=None
+) -> dict[str, float]:
+    """Gated values, with or without a norm, their gradients and a gradient of these, against the same in float64."""
+    generator, dtype = torch.Generator().manual_seed(length), getattr(torch, dtype)
+    values_dtype = getattr(torch, values_dtype) if values_dtype else dtype
+    shape = (batch, length, heads, size) if tokens_first else (batch, heads, length, size)
+    values = torch.randn(shape, generator=generator).to(DEVICE, values_dtype)
+    values = values.transpose(1, 2) if tokens_first else values
+    gate, upstream, twice = (
+        torch.randn(batch, length, heads * size, generator=generator).to(DEVICE, dtype) for _ in range(3)
+    )
+    values = values if normed else values.transpose(1, 2).flatten(2)
+    affine = torch.randn(size, generator=generator).to(DEVICE, dtype)
+
+    def results(gated, normed_gate, dtypes) -> list[torch.Tensor]:
+        operands = [tensor.to(dtype).detach().requires_grad_() for tensor, dtype in zip((values, gate), dtypes)]
+        weights = torch.nn.Parameter(affine.to(dtypes[1])) if weight and normed else None
+        if normed:
+            norm = RetNetRMSNorm(size, 1e-6, elementwise_affine=weight)
+            norm.weight = weights
+            output = normed_gate(operands[0], norm, operands[1], torch.nn.SiLU())
+        else:
+            output = gated(*operands, torch.nn.SiLU())
+        operands += [] if weights is None else [weights]
+        gradients = torch.autograd.grad(output, operands, upstream.to(output.dtype), create_graph=True)
+        total = sum((gradient * gradient).sum() for gradient in gradients)
+        return [output, *gradients, torch.autograd.grad(total, operands[1])[0]]
+
+    wide = torch.promote_types(values_dtype, torch.float32)
+    actual = results(gates_triton.gated_triton, gates_triton.normed_gate_triton, (values_dtype, dtype))
+    first = results(gradients.gated, gradients.normed_gate, (torch.float64, torch.float64))
+    # sums of a row and of the rows in float32, a few operations, and one rounding
+    relative = (size + batch * length * heads + 16) * ROUNDING[torch.float32]
+    relative += 0 if dtype == torch.float32 else 2 * ROUNDING[dtype]
+    names = ["output", "values gradient", "gate gradient", "weight gradient", "gradient of the gradients"]
+    names = names if len(actual) == 5 else [name for name in names if name != "weight gradient"]
+    rough = {"gradient of the gradients": 1 if dtype == wide else 16}  # PyTorch computes it from rounded numbers
+    return {
+        name: worst(own, exact, rough.get(name, 1) * relative * exact.abs().max())
+        for name, own, exact in zip(names, actual, first)
+    }
 
 
 def left_to_pytorch() -> dict:
@@ -341,9 +409,11 @@ def check_of_the_kernels() -> dict[str, float]:
         return read_states(scan, query, key, value, states.roll(1, 2), *rest, **options)
 
     for dtype in ROUNDING:
-        use = torch.device(DEVICE), dtype, (4, 2, 2, 20, 24, 16)
+        use = torch.device(DEVICE), dtype, (4, 2, 2, 20, 24, 16, False)
         for part in ("output", "gradients", "step"):
             found[f"{part}, {dtype}"] = float(kernel_check.difference(kernels, *use, part) is not None)
+        both_ways = *use[:2], (*use[2][:-1], True)
+        found[f"both ways, {dtype}"] = float(kernel_check.difference(kernels, *both_ways, "gradients") is not None)
         with mock.patch.object(retention_triton, "read_states", of_the_chunk_before):
             found[f"states of another chunk, {dtype}"] = float(kernel_check.difference(kernels, *use, "output") is None)
     return found
@@ -380,7 +450,7 @@ def refused() -> dict[str, float]:
         "an odd size": (vectors[..., :15], angles[..., :7], angles[..., :7]),
     }
     for name, operands in wrong_rotations.items():
-        found[name] = float(not is_refused(rotation_triton.launch, *operands, False))
+        found[name] = float(not is_refused(rotation_triton.rotate_once, *operands, False))
     with forward_ad.dual_level():  # PyTorch's rotation refuses it, since it writes into given tensors
         dual = forward_ad.make_dual(vectors, vectors)
         found["a derivative forwards"] = float(not is_refused(rotation_triton.rotate_triton, dual, angles, angles))
@@ -402,9 +472,10 @@ MODELS = {
 
 
 def cases_of_the_tests() -> dict[str, dict]:
-    from tests import test_retention_triton as tests
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tests_around" / "triton")]
+    import test_retention_triton as tests
 
-    return {"chunkwise": tests.CHUNKWISE, "steps": tests.STEPS, "rotations": tests.ROTATIONS}
+    return tests.CASES
 
 
 if __name__ == "__main__":
@@ -415,6 +486,7 @@ if __name__ == "__main__":
     work = {name: Case(**case).errors for name, case in cases["chunkwise"].items()}
     work |= {name: functools.partial(steps, **case) for name, case in cases["steps"].items()}
     work |= {name: functools.partial(rotation, **case) for name, case in cases["rotations"].items()}
+    work |= {name: functools.partial(gates, **case) for name, case in cases["gates"].items()}
     work |= {name: lambda options=options: TrainedModel(**options).errors() for name, options in MODELS.items()}
     work["model, compiled"] = lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()
     work["wrong shapes"] = refused

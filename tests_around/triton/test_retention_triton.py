@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM  # noqa: E402
-from retnet_hf.gpu import retention_triton, rotation_triton  # noqa: E402
+from retnet_hf.gpu import gates_triton, retention_triton, rotation_triton  # noqa: E402
 from retnet_hf.ops.kernels import TORCH, load_kernels  # noqa: E402
 
 
@@ -39,6 +39,27 @@ CHUNKWISE = {
     "grouped heads, a decay for each group": {"length": 20, "heads": 4, "groups": 2, "decays": 2, "reset": True},
     "one key head": {"length": 20, "heads": 3, "groups": 1, "decays": 1},
     "heads as views": {"length": 20, "batch": 2, "tokens_first": True},
+    "both ways": {"bidirectional": True, "initial": False},
+    "both ways, mask and reset": {"bidirectional": True, "initial": False, "batch": 2, "mask": True, "reset": True},
+    "both ways, segments": {"bidirectional": True, "initial": False, "length": 75, "heads": 1, "segments": 3, "reset": True},
+    "both ways, grouped heads, a decay for each": {
+        "bidirectional": True,
+        "initial": False,
+        "length": 20,
+        "heads": 4,
+        "groups": 2,
+        "mask": True,
+    },
+    "both ways, grouped heads, a decay for each group": {
+        "bidirectional": True,
+        "initial": False,
+        "length": 40,
+        "heads": 4,
+        "groups": 2,
+        "decays": 2,
+        "dtype": "bfloat16",
+        "tokens_first": True,
+    },
     "float16": {"length": 30, "dtype": "float16", "mask": True},
     "float16, large numbers": {"length": 30, "dtype": "float16", "scale": 300.0, "weight_scale": 1e-3},
     "bfloat16": {"length": 30, "dtype": "bfloat16", "reset": True},
@@ -69,20 +90,30 @@ ROTATIONS = {
     "rotation, nothing dense in memory": {"strided": True},
     "rotation, a gradient of one number": {"expanded": True},
 }
+GATES = {
+    "norm and gate": {},
+    "norm and gate, one token": {"length": 1, "batch": 1},
+    "norm and gate, no weight, heads first": {"weight": False, "tokens_first": False},
+    "norm and gate, many rows": {"length": 41, "size": 16, "heads": 4},
+    "norm and gate, bfloat16": {"dtype": "bfloat16"},
+    "norm and gate, float16 and wider values": {"dtype": "float16", "values_dtype": "float32"},
+    "gate": {"normed": False},
+    "gate, bfloat16, several tiles": {"normed": False, "dtype": "bfloat16", "length": 40},
+}
+CASES = {"chunkwise": CHUNKWISE, "steps": STEPS, "rotations": ROTATIONS, "gates": GATES}
 
 
 @pytest.fixture(scope="module")
 def interpreted():
     """The errors of all cases, in units of what they may be."""
     command = [sys.executable, "-m", "tests.support.triton_interpreter"]
-    cases = json.dumps({"chunkwise": CHUNKWISE, "steps": STEPS, "rotations": ROTATIONS})
-    done = subprocess.run(command, input=cases, capture_output=True, text=True, cwd=ROOT, timeout=280)
+    done = subprocess.run(command, input=json.dumps(CASES), capture_output=True, text=True, cwd=ROOT, timeout=280)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", ROTATIONS)
-def test_the_rotation_is_the_one_of_float64(interpreted, name):
+@pytest.mark.parametrize("name", [*ROTATIONS, *GATES])
+def test_rotation_and_gates_are_those_of_float64(interpreted, name):
     for result, error in interpreted[name].items():
         assert error <= 1, f"{result} has {error:.1f} times the error it may have"
 
@@ -161,7 +192,7 @@ ROLES = {
 DEVICES = {80: (163 * 1024, 2), 90: (227 * 1024, 1), 100: (227 * 1024, 1)}
 
 
-@pytest.mark.parametrize("result", ["states", "gradients of states", *ROLES])
+@pytest.mark.parametrize("result", ["states", "gradients of states", *ROLES, *(f"{role}, both ways" for role in ROLES)])
 @pytest.mark.parametrize("architecture", [80, 90])
 def test_kernels_spill_nothing_and_fit(architecture, result):
     """As many programs run on a multiprocessor as the documentation of the file says."""
@@ -170,6 +201,7 @@ def test_kernels_spill_nothing_and_fit(architecture, result):
     shared, programs = DEVICES[architecture]
     warps = 4 if architecture == 80 and "states" in result else 8
     registers = -(-used["registers"] * 32 // 256) * 256 * warps
+    programs = 1 if "both ways" in result else programs
     assert min(65536 // registers, shared // (used["shared"] + 1024)) >= programs, used
 
 
@@ -200,12 +232,34 @@ def test_the_step_spills_nothing(architecture, key_dim, value_dim, heads_of_matr
     assert used["stack"] == 0, used
 
 
-@pytest.mark.parametrize("size", [80, 256])
+TARGETS = [*(GPUTarget("cuda", architecture, 32) for architecture in (80, 90, 100)), GPUTarget("hip", "gfx942", 64)]
+
+
 @pytest.mark.parametrize(
-    "target",
-    [*(GPUTarget("cuda", architecture, 32) for architecture in (80, 90, 100)), GPUTarget("hip", "gfx942", 64)],
-    ids=lambda target: target.arch,
+    "kernel", ["gate_kernel", "gate_backward_kernel", "normed_gate_kernel", "normed_gate_backward_kernel"]
 )
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
+@pytest.mark.parametrize("size", [96, 512])
+def test_gates_spill_nothing(target, kernel, size):
+    constants = {"TILE": gates_triton.ELEMENTS_OF_TILE}
+    if "normed" in kernel:
+        constants = {"H": 8, "V": size, "EPS": 1e-6, "HAS_WEIGHT": True} | gates_triton.tile_of_rows(torch.empty(1, size))
+    names = set(getattr(gates_triton, kernel).arg_names) & {
+        "gradient",
+        "values",
+        "gate",
+        "weight",
+        "output",
+        "of_values",
+        "of_gate",
+    }
+    pointers = dict.fromkeys(names, "bf16") | ({"of_weight": "fp32"} if kernel == "normed_gate_backward_kernel" else {})
+    tiles = retention_triton.Tiles(1, 1, 1, 4, 2)
+    assert compiled(getattr(gates_triton, kernel), pointers, constants, target, tiles)["stack"] == 0
+
+
+@pytest.mark.parametrize("size", [80, 256])
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
 def test_the_rotation_spills_nothing(target, size):
     constants = {"H": 8, "HALF": size // 2, "TILE": triton.next_power_of_2(size // 2), "BACK": True}
     constants["TOKENS"] = rotation_triton.TOKENS_OF_TILE
@@ -242,15 +296,17 @@ def resources(result, target, dtype="bf16", marked=False, **ones) -> dict:
         constants |= {"M": 8, "READERS": 1, "SHARING": 1, "K": 256, "V": 512, "TILE_K": tiles.inner, "TILE_V": tiles.columns}
         constants |= {"BACKWARD": backward, "SUMS_ONLY": False, "HAS_INITIAL": True}
         return compiled(retention_triton.states_kernel, pointers, constants, target, tiles)
+    result, _, both = result.partition(", ")
     inner, columns, backward, transposed = ROLES[result]
-    tiles = retention_triton.read_tiles(of_products, chunk, inner, columns)
-    pointers |= dict.fromkeys(("query", "key", "value", "output"), dtype)
+    tiles = retention_triton.read_tiles(of_products, chunk, inner, columns, bool(both))
+    pointers |= dict.fromkeys(("query", "key", "value", "output"), dtype) | {"others": wide}
     if result == "output":
-        pointers["output"] = "fp32"
+        pointers["output"] = wide
     else:
         pointers[result.split()[0]] = wide  # output's gradient has the role of what the gradient is of
     constants |= {"HEADS": 8, "QUERY_SHARING": 1, "KEY_SHARING": 1, "HEADS_OF_MATRIX": 1, "K": inner, "V": columns}
     constants |= {"TILE_K": tiles.inner, "TILE_V": tiles.columns, "BACKWARD": backward, "TRANSPOSED": transposed}
+    constants["BOTH"] = bool(both)
     return compiled(retention_triton.read_kernel, pointers, constants, target, tiles)
 
 
