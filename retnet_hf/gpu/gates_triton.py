@@ -18,7 +18,7 @@ from ..modules.hooks import has_hooks
 from ..modules.rms_norm import RetNetRMSNorm
 from ..ops.gradients import gated, is_silu, normed_gate
 from ..ops.retention_forms import gradients_where_asked
-from .launching import launch
+from .launching import cdiv, launch, next_power_of_2
 from .retention_triton import empty_rows, launches_at_once, processors_of, runs_on, with_dense_rows
 
 
@@ -157,7 +157,7 @@ def normed_gate_backward_kernel(
 def gate_forward(values: Tensor, gate: Tensor) -> Tensor:
     """Returns values · SiLU(gate) for dense tensors of one shape and dtype."""
     output, elements = torch.empty_like(values), values.numel()
-    programs = triton.cdiv(elements, ELEMENTS_OF_TILE)
+    programs = cdiv(elements, ELEMENTS_OF_TILE)
     launch(gate_kernel, programs, (values, gate, output), (elements,), TILE=ELEMENTS_OF_TILE, num_warps=4)
     return output
 
@@ -177,7 +177,7 @@ class TritonGate(torch.autograd.Function):
             return tuple(gradients_where_asked((values * F.silu(gate),), (values, gate), (gradient,)))
         of_values, of_gate, elements = torch.empty_like(values), torch.empty_like(gate), values.numel()
         tensors = gradient.contiguous(), values, gate, of_values, of_gate
-        programs = triton.cdiv(elements, ELEMENTS_OF_TILE)
+        programs = cdiv(elements, ELEMENTS_OF_TILE)
         launch(gate_backward_kernel, programs, tensors, (elements,), TILE=ELEMENTS_OF_TILE, num_warps=4)
         return of_values, of_gate
 
@@ -201,7 +201,7 @@ def recorded(*tensors: Tensor | None) -> bool:
 
 
 def tile_of_rows(values: Tensor) -> dict[str, int]:
-    tile = triton.next_power_of_2(values.shape[-1])
+    tile = next_power_of_2(values.shape[-1])
     return {"ROWS": max(1, ELEMENTS_OF_TILE // tile), "TILE": tile}
 
 
@@ -212,7 +212,7 @@ def normed_gate_forward(values: Tensor, weight: Tensor | None, gate: Tensor, eps
     rows = batch * heads * length
     launch(
         normed_gate_kernel,
-        triton.cdiv(rows, tile["ROWS"]),
+        cdiv(rows, tile["ROWS"]),
         (values, gate, values if weight is None else weight, output),
         (rows, length, *values.stride()[:3], *gate.stride()[:2]),
         H=heads,
@@ -245,8 +245,8 @@ class TritonNormedGate(torch.autograd.Function):
         of_values = empty_rows(values, heads, values.dtype)
         of_gate = torch.empty_like(gate, memory_format=torch.contiguous_format)
         tile, rows = tile_of_rows(values), batch * heads * length
-        tiles_of_program = triton.cdiv(rows, tile["ROWS"] * 8 * processors_of(values.device))
-        programs = triton.cdiv(rows, tile["ROWS"] * tiles_of_program)
+        tiles_of_program = cdiv(rows, tile["ROWS"] * 8 * processors_of(values.device))
+        programs = cdiv(rows, tile["ROWS"] * tiles_of_program)
         of_weight = values.new_empty(programs if weight is not None else 0, size, dtype=torch.float32)
         launch(
             normed_gate_backward_kernel,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from ..modules.rms_norm import RetNetRMSNorm
-from ..ops.kernels import TORCH, Kernels, Sizes
+from ..ops.kernels import RIGHT, TORCH, Kernels, Sizes
 from ..ops.retention_forms import bidirectional_retention, retention, step_decay
 
 
@@ -63,8 +63,10 @@ def trusted(
         reason = f"they fail with {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
     if reason is None:
         checked[use] |= {"output", "gradients"} if part == "gradients" else {part}
+        RIGHT.add((device, dtype))
         return True
     wrong[use] = reason
+    RIGHT.discard((device, dtype))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     logger.warning(
         f"PyTorch's operations compute retention in {dtype} on {name}, since the kernels of retnet_hf do not work there "
@@ -119,8 +121,10 @@ class Sample:
         self.operands |= {"values": normal(groups, value_dim), "vectors to rotate": normal(heads, key_dim)}
         self.operands |= {"values to norm": normal(heads, value_dim), "gate": normal(heads * value_dim)}
         self.operands |= {"values to gate": normal(heads * value_dim), "weight of the norm": drawn(value_dim).to(dtype)}
-        weights = {"output": normal(heads, value_dim), "rotation": normal(heads, key_dim)}
-        self.weights = weights | dict.fromkeys(("gated values", "normed and gated values"), normal(heads * value_dim))
+        weights = {"the output": normal(heads, value_dim), "the rotation": normal(heads + 1, key_dim)}
+        self.weights = weights | dict.fromkeys(
+            ("the gated values", "the normed and gated values"), normal(heads * value_dim)
+        )
 
     def results(self, kernels: Kernels, dtype: torch.dtype) -> dict[str, Tensor]:
         """Returns what the kernels compute from the operands in this dtype, by name."""
@@ -131,16 +135,17 @@ class Sample:
         query, key, value, vectors, values, gate, ungated, norm.weight = leaves.values()
         of_angles = torch.promote_types(dtype, torch.float32)
         output, state = self.retention(kernels, query, key, value, self.log_decay.to(of_angles))
-        found = {"output": output} | ({} if state is None else {"state": state})
+        found = {"the output": output} | ({} if state is None else {"the state": state})
         if vectors.shape[-1] % 2 == 0:
             cos, sin = (turn.to(of_angles) for turn in (self.angle.cos(), self.angle.sin()))
-            found["rotation"] = kernels.rotate(vectors, cos, sin)
-        found["gated values"] = kernels.gated(ungated, gate, nn.SiLU())
-        found["normed and gated values"] = kernels.normed_gate(values, norm, gate, nn.SiLU())
+            turned = kernels.rotate(vectors, vectors[:, :1], (cos / 2, sin / 2), (cos, sin))
+            found["the rotation"] = torch.cat(turned, dim=1)
+        found["the gated values"] = kernels.gated(ungated, gate, nn.SiLU())
+        found["the normed and gated values"] = kernels.normed_gate(values, norm, gate, nn.SiLU())
         if trains:
             total = sum((result * self.weights.get(name, 1.0)).sum() for name, result in found.items())
             gradients = zip(leaves, torch.autograd.grad(total, leaves.values(), allow_unused=True))
-            found |= {f"gradient of the {name}": gradient for name, gradient in gradients if gradient is not None}
+            found |= {f"the gradient of the {name}": gradient for name, gradient in gradients if gradient is not None}
         return found
 
     def retention(

@@ -20,6 +20,16 @@ remembers = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 launches: dict[tuple, tuple[Any, tuple]] = {}  # compiled kernels and their constants
 
 
+def cdiv(number: int, divisor: int) -> int:
+    """Returns the quotient, rounded up. `triton.cdiv` takes 4 us."""
+    return -(-number // divisor)
+
+
+def next_power_of_2(number: int) -> int:
+    """Returns the smallest power of two that is at least the number. `triton.next_power_of_2` takes 4 us."""
+    return 1 << (number - 1).bit_length()
+
+
 def launch(kernel: Any, programs: int, tensors: tuple[Tensor, ...], numbers: tuple[int, ...], **options: Any) -> None:
     """Launches `kernel[(programs,)](*tensors, *numbers, **options)` on the current stream of the first tensor's device.
 

@@ -47,7 +47,7 @@ from ..ops.retention_forms import (
     retention,
     state_heads,
 )
-from .launching import launch
+from .launching import cdiv, launch, next_power_of_2
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -65,7 +65,7 @@ class Tiles(NamedTuple):
 
 def size_of_tile(size: int, largest: int) -> int:
     """Returns the smallest power of two that holds `size`, from 16, the minimum of matrix units, to at most `largest`."""
-    return min(max(16, triton.next_power_of_2(size)), largest)
+    return min(max(16, next_power_of_2(size)), largest)
 
 
 @functools.cache
@@ -94,7 +94,7 @@ def state_tiles(dtype: torch.dtype, chunk: int, rows: int, columns: int) -> Tile
 
 def step_tiles(key_dim: int, value_dim: int) -> dict[str, int]:
     """Returns tiles for `step_kernel`: all rows of a state, and as many columns as registers hold, at least 64 bytes."""
-    rows = triton.next_power_of_2(key_dim)
+    rows = next_power_of_2(key_dim)
     return {"ALL_K": rows, "TILE_V": size_of_tile(value_dim, max(16, min(64, 8192 // rows)))}
 
 
@@ -473,12 +473,12 @@ def scan_states(
     """
     batch, heads, length, key_dim = key.shape
     value_dim, matrices = value.shape[-1], scan.heads[2]
-    chunks = triton.cdiv(length, scan.chunk_size)
+    chunks = cdiv(length, scan.chunk_size)
     tiles = state_tiles(scan.dtype, scan.chunk_size, key_dim, value_dim)
-    of_state = triton.cdiv(key_dim, tiles.inner) * triton.cdiv(value_dim, tiles.columns)
+    of_state = cdiv(key_dim, tiles.inner) * cdiv(value_dim, tiles.columns)
     segments = segments_of(of_state * batch * matrices, chunks, processors_of(key.device))
-    chunks_in_segment = triton.cdiv(chunks, segments)
-    segments = triton.cdiv(chunks, chunks_in_segment)
+    chunks_in_segment = cdiv(chunks, segments)
+    segments = cdiv(chunks, chunks_in_segment)
 
     states = key.new_empty(batch, matrices, chunks, key_dim, value_dim, dtype=scan.dtype)
     final = key.new_empty(batch, matrices, key_dim, value_dim, dtype=final_dtype)
@@ -528,7 +528,7 @@ def read_states(
     """
     (batch, _, length, key_dim), value_dim = query.shape, value.shape[-1]
     heads, groups, matrices = scan.heads
-    chunks = triton.cdiv(length, scan.chunk_size)
+    chunks = cdiv(length, scan.chunk_size)
     tiles = read_tiles(scan.dtype, scan.chunk_size, key_dim, value_dim, others is not None)
     shared = backward and groups < heads
     result = empty_rows(like, groups if backward else heads, dtype)
@@ -537,7 +537,7 @@ def read_states(
     strides = [stride for tensor in (query, key, value, output) for stride in tensor.stride()[:3]]
     launch(
         read_kernel,
-        triton.cdiv(value_dim, tiles.columns) * chunks * batch * heads,
+        cdiv(value_dim, tiles.columns) * chunks * batch * heads,
         (query, key, value, states, after, scan.log_decay, layout, output),
         (batch, length, chunks, *strides),
         HEADS=heads,
@@ -847,7 +847,7 @@ def _step(query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tens
     strides = *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], 0 if left.shape[0] == 1 else left.stride(0)
     launch(
         step_kernel,
-        triton.cdiv(value_dim, tiles["TILE_V"]) * batch * matrices,
+        cdiv(value_dim, tiles["TILE_V"]) * batch * matrices,
         (query, key, value, left, state if written is None else written, state, output),
         (*strides, *state.stride()[:3]),
         M=matrices,

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Rotation of queries and keys on a GPU: `rotate` of `gradients.py` as a Triton kernel.
+"""Rotation of queries and keys on a GPU: `rotate` of `gradients.py` for both, as a Triton kernel.
 
 The kernel reads and writes each element once, in its own dtype. PyTorch's operations write each element twice, in float32,
 and cast the result. The gradient is the same kernel with negated angles.
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops.gradients import rotate
-from .launching import launch
+from .launching import cdiv, launch, next_power_of_2
 from .retention_triton import empty_rows, launches_at_once, runs_on, with_dense_rows
 
 
@@ -20,31 +20,17 @@ TOKENS_OF_TILE = 16
 WARPS = 4
 
 
+Angles = tuple[Tensor, Tensor]  # cos and sin, (B|1, 1, T, K / 2)
+
+
 @triton.jit
-def rotation_kernel(
-    vectors,  # (B, H, T, K)
-    cos,  # (B|1, 1, T, K / 2), dense in memory
-    sin,  # (B|1, 1, T, K / 2), dense in memory
-    rotated,  # (B, H, T, K)
-    length,
-    vector_batch,
-    vector_head,
-    vector_token,
-    rotated_batch,
-    rotated_head,
-    rotated_token,
-    angle_batch,
-    H: tl.constexpr,
-    HALF: tl.constexpr,
-    TILE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BACK: tl.constexpr,
-):
+def rotate_tile(
+    vectors, cos, sin, rotated, batch, head, tokens, length, angle_batch,
+    vector_batch, vector_head, vector_token, rotated_batch, rotated_head, rotated_token,
+    HALF: tl.constexpr, TILE: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
     """Rotates some tokens of one head. With BACK, the angles are negated."""
-    tiles = tl.cdiv(length, TOKENS)
-    tile, of_head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
-    head, batch = (of_head % H).to(tl.int64), (of_head // H).to(tl.int64)
-    tokens, columns = (tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64), tl.arange(0, TILE)
+    columns = tl.arange(0, TILE)
     there = (tokens < length)[:, None] & (columns < HALF)[None, :]
     angles = batch * angle_batch + tokens[:, None] * HALF + columns[None, :]
     cosine = tl.load(cos + angles, mask=there, other=0.0)
@@ -60,24 +46,86 @@ def rotation_kernel(
     tl.store(pointers + HALF, (first * sine + second * cosine).to(dtype), mask=there)
 
 
-def rotate_once(vectors: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
-    """Returns the result of `rotation_kernel`, in the dtype of the vectors."""
-    batch, heads, length, size = vectors.shape
+@triton.jit
+def rotation_kernel(
+    query,  # (B, H, T, K)
+    key,  # (B, G, T, K)
+    query_cos,  # (B|1, 1, T, K / 2), dense in memory, like the next three
+    query_sin,
+    key_cos,
+    key_sin,
+    rotated_query,  # (B, H, T, K)
+    rotated_key,  # (B, G, T, K)
+    length,
+    batches,
+    query_batch,
+    query_head,
+    query_token,
+    key_batch,
+    key_head,
+    key_token,
+    rotated_query_batch,
+    rotated_query_head,
+    rotated_query_token,
+    rotated_key_batch,
+    rotated_key_head,
+    rotated_key_token,
+    query_angle_batch,
+    key_angle_batch,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    HALF: tl.constexpr,
+    TILE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BACK: tl.constexpr,
+):
+    """Rotates some tokens of one head of the queries or, in the last programs, of the keys."""
+    tiles = tl.cdiv(length, TOKENS)
+    tile, of_head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    tokens = (tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    if of_head < batches * H:
+        head, batch = (of_head % H).to(tl.int64), (of_head // H).to(tl.int64)
+        rotate_tile(
+            query, query_cos, query_sin, rotated_query, batch, head, tokens, length, query_angle_batch,
+            query_batch, query_head, query_token, rotated_query_batch, rotated_query_head, rotated_query_token,
+            HALF, TILE, BACK,
+        )  # fmt: skip
+    else:
+        of_key = of_head - batches * H
+        head, batch = (of_key % G).to(tl.int64), (of_key // G).to(tl.int64)
+        rotate_tile(
+            key, key_cos, key_sin, rotated_key, batch, head, tokens, length, key_angle_batch,
+            key_batch, key_head, key_token, rotated_key_batch, rotated_key_head, rotated_key_token,
+            HALF, TILE, BACK,
+        )  # fmt: skip
+
+
+def rotate_once(query: Tensor, key: Tensor, of_query: Angles, of_key: Angles, back: bool) -> tuple[Tensor, Tensor]:
+    """Returns the results of `rotation_kernel`, in the dtypes of query and key."""
+    (batch, heads, length, size), groups = query.shape, key.shape[1]
     shapes = [(rows, 1, length, size // 2) for rows in (1, batch)]
+    given = [tuple(turn.shape) for turn in (*of_query, *of_key)]
     torch._check(
-        size % 2 == 0 and cos.shape == sin.shape and tuple(cos.shape) in shapes,
-        lambda: f"cos and sin must be {shapes[0]} or {shapes[1]}, got {tuple(cos.shape)} and {tuple(sin.shape)}.",
+        given[0] == given[1] and given[2] == given[3] and given[0] in shapes and given[2] in shapes,
+        lambda: f"cos and sin must be {shapes[0]} or {shapes[1]}, got {given}.",
     )
-    vectors, cos, sin = with_dense_rows(vectors), cos.contiguous(), sin.contiguous()
-    rotated = empty_rows(vectors, heads, vectors.dtype)
+    torch._check(
+        size % 2 == 0 and key.shape == (batch, groups, length, size),
+        lambda: f"queries and keys must have an even, equal size, got {tuple(query.shape)} and {tuple(key.shape)}.",
+    )
+    query, key = with_dense_rows(query), with_dense_rows(key)
+    angles = [turn.contiguous() for turn in (*of_query, *of_key)]
+    rotated = empty_rows(query, heads, query.dtype), empty_rows(key, groups, key.dtype)
+    strides = [stride for tensor in (query, key, *rotated) for stride in tensor.stride()[:3]]
     launch(
         rotation_kernel,
-        triton.cdiv(length, TOKENS_OF_TILE) * batch * heads,
-        (vectors, cos, sin, rotated),
-        (length, *vectors.stride()[:3], *rotated.stride()[:3], 0 if cos.shape[0] == 1 else cos.stride(0)),
+        cdiv(length, TOKENS_OF_TILE) * batch * (heads + groups),
+        (query, key, *angles, *rotated),
+        (length, batch, *strides, *(0 if cos.shape[0] == 1 else cos.stride(0) for cos in angles[::2])),
         H=heads,
+        G=groups,
         HALF=size // 2,
-        TILE=triton.next_power_of_2(size // 2),
+        TILE=next_power_of_2(size // 2),
         TOKENS=TOKENS_OF_TILE,
         BACK=back,
         num_warps=WARPS,
@@ -89,24 +137,24 @@ class TritonRotation(torch.autograd.Function):
     """The rotation kernel with its gradient."""
 
     @staticmethod
-    def forward(ctx, vectors, cos, sin, back):
+    def forward(ctx, query, key, query_cos, query_sin, key_cos, key_sin, back):
         ctx.back = back
-        ctx.save_for_backward(cos, sin)
-        return rotate_once(vectors, cos, sin, back)
+        ctx.save_for_backward(query_cos, query_sin, key_cos, key_sin)
+        return rotate_once(query, key, (query_cos, query_sin), (key_cos, key_sin), back)
 
     @staticmethod
-    def backward(ctx, gradient):
-        return TritonRotation.apply(gradient, *ctx.saved_tensors, not ctx.back), None, None, None
+    def backward(ctx, *gradients):
+        return *TritonRotation.apply(*gradients, *ctx.saved_tensors, not ctx.back), None, None, None, None, None
 
 
-def rotate_triton(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns `rotate` of vectors (B, H, T, K) on a GPU, in the dtype of the vectors.
+def rotate_triton(query: Tensor, key: Tensor, of_query: Angles, of_key: Angles) -> tuple[Tensor, Tensor]:
+    """Returns `rotate` of queries (B, H, T, K) and keys (B, G, T, K) on a GPU, each in its own dtype.
 
     PyTorch's operations compute float64, and calls in which `launches_at_once` is False: compilers fuse these operations.
     """
-    wide = torch.float64 in (vectors.dtype, cos.dtype)
-    if wide or vectors.numel() == 0 or not launches_at_once(vectors) or not runs_on(vectors.device):
-        return rotate(vectors, cos, sin).to(vectors.dtype)
-    if torch.is_grad_enabled() and vectors.requires_grad:
-        return TritonRotation.apply(vectors, cos, sin, False)
-    return rotate_once(vectors, cos, sin, False)
+    wide = torch.float64 in (query.dtype, key.dtype, of_query[0].dtype, of_key[0].dtype)
+    if wide or query.numel() == 0 or not launches_at_once(query) or not runs_on(query.device):
+        return rotate(query, *of_query).to(query.dtype), rotate(key, *of_key).to(key.dtype)
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
+        return TritonRotation.apply(query, key, *of_query, *of_key, False)
+    return rotate_once(query, key, of_query, of_key, False)

@@ -16,7 +16,6 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from ..modules.initial_weights import draw_by_inputs
-from ..ops.kernels import TORCH, Kernels
 
 
 class Router(nn.Module):
@@ -90,12 +89,12 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.router, self.experts, self.shared = Router(config), experts, shared
 
-    def forward(self, hidden_states: Tensor, kernels: Kernels = TORCH) -> Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """Returns the output (B, T, D) for hidden states (B, T, D)."""
         rows = hidden_states.flatten(0, -2)
         _, weights, experts = self.router(rows)
         output = self.experts(rows, experts, weights.to(rows.dtype)).view_as(hidden_states)
-        return output if self.shared is None else output + self.shared(hidden_states, kernels)
+        return output if self.shared is None else output + self.shared(hidden_states)
 
 
 def draw_experts(module: nn.Module, config: PreTrainedConfig) -> None:

@@ -219,8 +219,6 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
             asked, layers = kwargs.get("output_attentions"), None if past_key_values is None else past_key_values.layers
             maps = config.output_attentions if asked is None else asked
             others = attention_plans(config, retention.layout, batch, dtype, rotation, layers, maps)
-        for plan in others.values():
-            plan.kernels = retention.kernels
         plans = others | {"linear_attention": retention}
         return [plans[kind] for kind in config.layer_types]
 

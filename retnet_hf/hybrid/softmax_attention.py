@@ -17,7 +17,6 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..modules.eager_attention import eager_attention_forward
-from ..ops.kernels import TORCH, Kernels
 from ..ops.layout import Layout, OnDevice
 from ..ops.plan import MakeRotation, Rotation
 from ..ops.retention_forms import needs_autograd
@@ -214,13 +213,10 @@ class AttentionPlan(OnDevice):
     Attributes:
         rotate: rotation of queries and keys; a `SinkRotation` if a query is too far from its sinks.
         halves: factors for the keys of a `SinkRotation`, from `key_halves`; None if queries are rotated once.
-        kernels: functions that compute the gates.
 
     Raises:
         ValueError: for packed documents or sinks with flash attention, which accepts no mask for them.
     """
-
-    kernels: Kernels = TORCH
 
     def __init__(
         self,
@@ -327,8 +323,6 @@ class AttentionPlan(OnDevice):
 
 class AttentionOfState(OnDevice):
     """Plan of softmax attention that the state computes, as in a serving engine that stores keys and values itself."""
-
-    kernels: Kernels = TORCH
 
     def __init__(self, rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
         self.rotate = rotate

@@ -50,6 +50,13 @@ def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return RotateFunction.forward(None, vectors, cos, sin)
 
 
+def rotate_both(
+    query: Tensor, key: Tensor, of_query: tuple[Tensor, Tensor], of_key: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Returns `rotate` of queries (B, H, T, K) and keys (B, G, T, K). Each has cosines and sines of its own."""
+    return rotate(query, *of_query), rotate(key, *of_key)
+
+
 def rotate_step(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates one token, (B, H, 1, K), in fewer operations than `rotate`. Their number limits the speed of decoding.
 

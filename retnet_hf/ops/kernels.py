@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from .choices import KERNELS
-from .gradients import gated, normed_gate, rotate
+from .gradients import gated, normed_gate, rotate_both
 from .retention_forms import recurrent_step_
 
 
@@ -33,7 +33,7 @@ class Kernels(NamedTuple):
     runs_on: Callable[[torch.device], bool]
     chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # like `chunkwise_retention`; None: `retention_in_chunks`
     step_: Callable[..., tuple[Tensor, Tensor]]  # like `recurrent_step_`
-    rotate: Callable[..., Tensor]  # like `gradients.rotate`; a kernel returns the dtype of the vectors
+    rotate: Callable[..., tuple[Tensor, Tensor]]  # like `gradients.rotate_both`; a kernel returns the operands' dtypes
     gated: Callable[..., Tensor] = gated  # like `gradients.gated`
     normed_gate: Callable[..., Tensor] = normed_gate  # like `gradients.normed_gate`
     bidirectional: bool = False  # whether `chunkwise` has an argument of that name
@@ -56,10 +56,11 @@ def _nowhere(device: torch.device) -> bool:
     return False
 
 
-TORCH = Kernels(_nowhere, None, recurrent_step_, rotate)
-AUTO = Kernels(has_kernels, None, recurrent_step_, rotate)  # decides at each call; compilers can handle plain functions
+TORCH = Kernels(_nowhere, None, recurrent_step_, rotate_both)
+AUTO = Kernels(has_kernels, None, recurrent_step_, rotate_both)  # decides at each call; compilers can handle plain functions
 _NOT_TO_BE_HAD = (ImportError, OSError, RuntimeError)  # fla queries device properties when imported
 _by_default: list[Kernels] = []  # the kernels that AUTO chose, set by the first call on a GPU
+RIGHT: set[tuple[torch.device, torch.dtype]] = set()  # where checked kernels were found to be right
 
 
 def _use(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, *call: bool) -> bool:
@@ -93,6 +94,18 @@ def kernels_of_call(kernels: Kernels, device: torch.device, dtype: torch.dtype, 
     if kernels.runs_on is _nowhere or not _use(kernels, device, dtype, sizes, one_token, torch.compiler.is_compiling()):
         return TORCH
     return kernels if kernels.chunkwise is not None else _by_default[0]
+
+
+def gates_of_call(kernels: Kernels, gate: Tensor) -> Kernels:
+    """Returns the implementation of `gated` and `normed_gate`: the kernels that compute retention in this dtype, or `TORCH`.
+
+    Under a compiler, which fuses PyTorch's operations, this is `TORCH`.
+    """
+    if torch.compiler.is_compiling() or kernels.runs_on is _nowhere or not kernels.runs_on(gate.device):
+        return TORCH
+    if kernels.chunkwise is None:
+        kernels = _by_default[0] if _by_default else TORCH
+    return TORCH if kernels.checked and (gate.device, gate.dtype) not in RIGHT else kernels
 
 
 def load_kernels(name: str) -> Kernels:

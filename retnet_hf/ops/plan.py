@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gradients import rotate, rotate_step
+from .gradients import rotate, rotate_both, rotate_step
 from .kernels import TORCH, Kernels
 from .layout import Layout, OnDevice
 from .operators import Chunks, Operator, of_each_decay, operators_of
@@ -29,7 +29,7 @@ class Rotation(OnDevice):
         angles: cosines and sines, each (B|1, 1, T, K/2), float32 or wider.
         scale: factor on the queries, a scalar or (B|1, 1, T, 1).
         narrows: dtypes to which rotated vectors are cast back. Vectors of other dtypes become float32 or wider.
-        turn: `rotate`, or a kernel for it that returns the dtype of the vectors.
+        turn_both: `rotate_both`, or a kernel for it that returns the dtypes of its operands.
     """
 
     def __init__(
@@ -37,15 +37,17 @@ class Rotation(OnDevice):
         angles: tuple[Tensor, Tensor],
         scale: float | Tensor,
         narrows: tuple[torch.dtype, ...] = (),
-        turn: Callable[..., Tensor] = rotate,
+        turn_both: Callable[..., tuple[Tensor, Tensor]] = rotate_both,
     ) -> None:
-        self.turn, self.narrows, (cos, sin) = turn, narrows, angles
-        if turn is rotate and cos.shape[2] == 1 and not torch.compiler.is_compiling():
+        self.turn, self.turn_both, self.narrows, (cos, sin) = rotate, turn_both, narrows, angles
+        if turn_both is rotate_both and cos.shape[2] == 1 and not torch.compiler.is_compiling():
             self.turn, cos, sin = rotate_step, torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
         self.of_query, self.of_key = (cos * scale, sin * scale), (cos, sin)
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Returns query (B, H, T, K) and key (B, G, T, K), rotated."""
+        if self.turn_both is not rotate_both:
+            return self.turn_both(query, key, self.of_query, self.of_key)
         key = self.turn(key, *self.of_key)
         return self.of_queries(query), key.to(query.dtype) if query.dtype in self.narrows else key
 
@@ -71,8 +73,8 @@ class Scaling(OnDevice):
         return (query * self.scale).to(query.dtype), key
 
 
-# A function (position (B|1, T), narrows=(), turn=rotate) -> rotation, with options as in `Rotation`. For softmax attention,
-# it only takes the position, by default the position of the call.
+# A function (position (B|1, T), narrows=(), turn_both=rotate_both) -> rotation, with options as in `Rotation`. For softmax
+# attention, it only takes the position, by default the position of the call.
 MakeRotation = Callable[..., Rotation | Scaling]
 
 
@@ -86,7 +88,6 @@ class Plan(OnDevice):
         log_decays: ln γ, (M,), for each layer.
         in_place: whether the operators overwrite the state that is passed to them.
         position: (B|1, T) position of each token of the hidden states, if the layout orders tokens differently.
-        kernels: functions that compute the gates.
     """
 
     def __init__(
@@ -97,10 +98,9 @@ class Plan(OnDevice):
         log_decays: Sequence[Tensor],
         in_place: bool = False,
         position: Tensor | None = None,
-        kernels: Kernels = TORCH,
     ) -> None:
         self.layout, self.rotate, self.operators = layout, rotate, operators
-        self.log_decays, self.in_place, self.kernels = log_decays, in_place, kernels
+        self.log_decays, self.in_place = log_decays, in_place
         self._position = position
 
     @property
@@ -179,8 +179,8 @@ def plan_of_rows(
         narrows = HALF_PRECISION
     elif not torch.compiler.is_compiling() and length > chunk_size and multiplies_bfloat16(device):
         narrows = (torch.bfloat16,)
-    rotate = rotation(layout.position, narrows=narrows, turn=kernels.rotate)
+    rotate = rotation(layout.position, narrows=narrows, turn_both=kernels.rotate)
     if maps:
         return MappedPlan(layout, rotate, log_decays, with_final, bidirectional)
     operators, in_place = operators_of(log_decays, layout, form, chunk_size, with_final, bidirectional, kernels)
-    return Plan(layout, rotate, operators, log_decays, in_place, kernels=kernels)
+    return Plan(layout, rotate, operators, log_decays, in_place)

@@ -45,7 +45,7 @@ from ..modules.computed_buffers import ComputedBuffer
 from ..modules.initial_weights import draw_weights, projection
 from ..modules.rms_norm import RetNetRMSNorm
 from ..ops.gradients import mean_cross_entropy
-from ..ops.kernels import TORCH, Kernels
+from ..ops.kernels import gates_of_call, load_kernels
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan
 from ..ops.retention_forms import form_of_call, needs_autograd
@@ -68,13 +68,15 @@ class RetNetMLP(nn.Module):
         self.down_proj = projection(inner_size, size)
         self.act_fn = ACT2FN[config.hidden_act]
         self.dropout = nn.Dropout(config.activation_dropout)
+        self.kernels = load_kernels(config.kernels)
 
-    def forward(self, hidden_states: Tensor, kernels: Kernels = TORCH) -> Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         inner = self.up_proj(hidden_states)
         if self.gate_proj is None:
             inner = self.act_fn(inner)
         else:
-            inner = kernels.gated(inner, self.gate_proj(hidden_states), self.act_fn)
+            gate = self.gate_proj(hidden_states)
+            inner = gates_of_call(self.kernels, gate).gated(inner, gate, self.act_fn)
         return self.down_proj(self.dropout(inner) if self.training else inner)
 
 
@@ -113,7 +115,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         hidden_states = torch.add(branch, hidden_states, alpha=self.mixer_multiplier)
         hidden_states = hidden_states if self.pre_norm else self.retention_norm(hidden_states)
 
-        branch = self.mlp(self.mlp_norm(hidden_states) if self.pre_norm else hidden_states, plan.kernels)
+        branch = self.mlp(self.mlp_norm(hidden_states) if self.pre_norm else hidden_states)
         branch = self.dropout(branch) if self.training else branch
         hidden_states = torch.add(branch, hidden_states, alpha=self.mlp_multiplier)
         return hidden_states if self.pre_norm else self.mlp_norm(hidden_states)

@@ -13,6 +13,7 @@ from transformers.utils import TransformersKwargs
 
 from ..modules.initial_weights import projection
 from ..modules.rms_norm import RetNetRMSNorm
+from ..ops.kernels import gates_of_call, load_kernels
 from ..ops.plan import Plan
 from .configuration_retnet import RetNetConfig
 
@@ -41,6 +42,7 @@ class RetNetTokenMixer(nn.Module):
         self.g_proj = None if gate_act is None else projection(hidden_size, values, gain, on_value_path=False)
         self.o_proj = projection(values, hidden_size, output_gain)
         self.gate_fn = None if gate_act is None else ACT2FN[gate_act]
+        self.kernels = load_kernels(config.kernels)
         self.q_norm = self.k_norm = None
         if norm_eps is not None:
             self.q_norm, self.k_norm = (RetNetRMSNorm(self.head_dim, norm_eps) for _ in range(2))
@@ -83,7 +85,8 @@ class RetNetRetention(RetNetTokenMixer):
         if self.g_proj is None:
             output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
         else:
-            output = plan.kernels.normed_gate(output, self.head_norm, self.g_proj(hidden_states), self.gate_fn)
+            gate = self.g_proj(hidden_states)
+            output = gates_of_call(self.kernels, gate).normed_gate(output, self.head_norm, gate, self.gate_fn)
         return self.o_proj(output), maps
 
     def operands(self, hidden_states: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:

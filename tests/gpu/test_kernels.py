@@ -9,12 +9,13 @@ from collections import Counter, defaultdict
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig
 from retnet_hf.gpu import kernel_check
 from retnet_hf.ops import kernels as kernels_module
-from retnet_hf.ops.gradients import rotate
+from retnet_hf.ops.gradients import gated, normed_gate, rotate_both
 from retnet_hf.ops.kernels import AUTO, KERNELS_VARIABLE, TORCH, Kernels, load_kernels, logger
 from retnet_hf.ops.retention_forms import chunkwise_retention, recurrent_step_
 
@@ -31,6 +32,8 @@ def nothing_said(monkeypatch):
     monkeypatch.setattr(kernels_module, "_by_default", [])
     monkeypatch.setattr(kernel_check, "checked", defaultdict(set))
     monkeypatch.setattr(kernel_check, "wrong", {})
+    monkeypatch.setattr(kernels_module, "RIGHT", set())
+    monkeypatch.setattr(kernel_check, "RIGHT", kernels_module.RIGHT)
 
 
 @pytest.fixture
@@ -92,7 +95,9 @@ class StandIns:
         functions = {
             "chunkwise": chunkwise_retention,
             "step_": recurrent_step_,
-            "rotate": lambda vectors, cos, sin: rotate(vectors, cos, sin).to(vectors.dtype),
+            "rotate": lambda query, key, *turns: tuple(map(Tensor.type_as, rotate_both(query, key, *turns), (query, key))),
+            "gated": gated,
+            "normed_gate": normed_gate,
         }
         for name, function in functions.items():
             functions[name] = self.counted(name, function, wrong if name == broken else None)
@@ -132,6 +137,13 @@ IDS = torch.arange(3, 30)[None]
 def model_of(**options) -> RetNetForCausalLM:
     torch.manual_seed(0)
     return RetNetForCausalLM(RetNetConfig(**SIZES, chunk_size=8, **options)).eval()
+
+
+def use_kernels(model: RetNetForCausalLM) -> None:
+    """As a model made when the device was said to have them."""
+    for module in model.modules():
+        if hasattr(module, "kernels"):
+            module.kernels = kernels_module.AUTO
 
 
 def results_of(model: RetNetForCausalLM) -> list[torch.Tensor]:
@@ -178,13 +190,14 @@ def test_a_device_that_has_kernels_uses_them_by_default(device_has, expected, he
     """A model that was made before, too: the device of the call decides."""
     model = model_of()
     stand_ins = device_has(StandIns())
-    model.model.kernels = kernels_module.AUTO
+    use_kernels(model)
     same(results_of(model), expected)
     checks = stand_ins.calls.copy()
     same(results_of(model), expected)
     again = stand_ins.calls - checks
-    assert again == {"chunkwise": 2, "rotate": 6, "step_": 1}  # no check any more
-    assert checks - again == {"chunkwise": 1, "rotate": 2, "step_": 1}  # of training, and of a step
+    assert again == {"chunkwise": 2, "rotate": 3, "step_": 1, "gated": 3, "normed_gate": 3}  # no check any more
+    # of training and of a step, each twice
+    assert checks - again == {"chunkwise": 2, "rotate": 4, "step_": 2, "gated": 4, "normed_gate": 4}
     assert heard == []
 
 
@@ -215,6 +228,10 @@ def with_another_state(function, *operands, **options):
     return output, 1.5 * state
 
 
+def with_another_norm(function, values, *gate):
+    return function(values + 0.5, *gate)
+
+
 MUTANTS = {
     "decays": ("chunkwise", of_other_decays, "differs by"),
     "the last tokens": ("chunkwise", without_the_last_tokens, "differs by"),
@@ -222,7 +239,13 @@ MUTANTS = {
     "the gradient": ("chunkwise", with_another_gradient, "the gradient of the queries differs by 0.5"),
     "the state": ("chunkwise", with_another_state, "the state differs by 0.5"),
     "the step": ("step_", scaled(1.5), "differs by 0.5"),
-    "the rotation": ("rotate", lambda function, vectors, cos, sin: function(vectors, cos, -sin), "the rotation differs by"),
+    "the rotation": (
+        "rotate",
+        lambda function, query, key, of_query, _: function(query, key, of_query, of_query),
+        "rotation",
+    ),
+    "the gate": ("gated", lambda function, values, *gate: function(values.flip(-1), *gate), "the gated values differs by"),
+    "the norm": ("normed_gate", with_another_norm, "the normed and gated values differs by"),
 }
 
 
@@ -231,7 +254,7 @@ def test_a_kernel_that_is_wrong_is_never_used(device_has, expected, heard, mutan
     broken, wrong, said = MUTANTS[mutant]
     stand_ins = device_has(StandIns(broken, wrong))
     model = model_of()
-    model.model.kernels = kernels_module.AUTO
+    use_kernels(model)
     same(results_of(model), expected)
     (message,) = heard
     assert said in message
@@ -246,11 +269,11 @@ def failing(function, *operands, **options):
     raise RuntimeError("PassManager::run failed\nand a page of more")
 
 
-@pytest.mark.parametrize("broken", ["chunkwise", "step_", "rotate"])
+@pytest.mark.parametrize("broken", ["chunkwise", "step_", "rotate", "gated", "normed_gate"])
 def test_a_kernel_that_does_not_compile_is_left_to_pytorch_with_one_warning(device_has, expected, heard, broken):
     device_has(StandIns(broken, failing))
     model = model_of()
-    model.model.kernels = kernels_module.AUTO
+    use_kernels(model)
     for _ in range(2):
         same(results_of(model), expected)
     (message,) = heard
@@ -278,7 +301,7 @@ def test_memory_that_is_short_says_nothing_about_kernels(device_has, heard):
 
     device_has(StandIns("chunkwise", short))
     model = model_of()
-    model.model.kernels = kernels_module.AUTO
+    use_kernels(model)
     results_of(model)
     assert (heard, kernel_check.wrong) == ([], {})
 
@@ -286,7 +309,7 @@ def test_memory_that_is_short_says_nothing_about_kernels(device_has, heard):
 def test_the_check_leaves_random_numbers_modes_and_gradients_as_they_are(device_has, expected):
     device_has(StandIns())
     model = model_of()
-    model.model.kernels = kernels_module.AUTO
+    use_kernels(model)
     before = torch.get_rng_state()
     with torch.inference_mode():
         logits = model(IDS).logits
@@ -302,7 +325,7 @@ def test_the_check_is_not_seen_by_a_call_that_is_computed_again(device_has, expe
     """torch.utils.checkpoint around a whole model has hooks for what any backward pass keeps."""
     device_has(StandIns())
     model = model_of()
-    model.model.kernels = kernels_module.AUTO
+    use_kernels(model)
     loss = checkpoint(lambda: model(IDS, labels=IDS, use_cache=False).loss, use_reentrant=False)
     loss.backward()
     same([parameter.grad for parameter in model.parameters()], expected[1:-2])
@@ -313,7 +336,7 @@ def test_a_compiler_trusts_kernels_that_were_not_found_to_be_wrong(device_has, e
     """And does not check them, in one graph."""
     stand_ins = device_has(StandIns("chunkwise", scaled(2.0)))
     model = model_of()
-    model.model.kernels = kernels_module.AUTO
+    use_kernels(model)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
         doubled = compiled(IDS, use_cache=False).logits
@@ -330,7 +353,7 @@ def test_what_kernels_do_not_compute_is_left_to_pytorch(device_has):
     """Numbers of float64, transforms of functions, and programs that are exported."""
     stand_ins = device_has(StandIns())
     model = model_of()
-    model.model.kernels = kernels_module.AUTO
+    use_kernels(model)
     with torch.no_grad():
         torch.func.vmap(lambda ids: model(ids[None], use_cache=False).logits)(IDS)
         torch.export.export(model, (IDS,), {"use_cache": False}, strict=False)

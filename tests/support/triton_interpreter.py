@@ -32,7 +32,6 @@ from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNe
 from retnet_hf.gpu import gates_triton, kernel_check, retention_triton, rotation_triton
 from retnet_hf.modules.rms_norm import RetNetRMSNorm
 from retnet_hf.ops import gradients
-from retnet_hf.ops.gradients import rotate
 from retnet_hf.ops.kernels import load_kernels
 from retnet_hf.ops.retention_forms import (
     bidirectional_retention,
@@ -222,15 +221,17 @@ def rotation(
         if strided:
             leaf = leaf.mT.contiguous().mT.detach().requires_grad_()
             turns = turns[0].mT.contiguous().mT, turns[1]
-        rotated = function(leaf, *turns)
-        assert torch.equal(rotated, function(leaf.detach(), *turns))
+        halved = turns[0] / 2, turns[1] / 2
+        rotated, of_keys = function(leaf, leaf[:, :2], turns, halved)
+        assert torch.equal(rotated, function(leaf.detach(), leaf[:, :2].detach(), turns, halved)[0])
+        torch.testing.assert_close(2 * of_keys, rotated[:, :2])
         (gradient,) = torch.autograd.grad(rotated, leaf, weight, create_graph=True)
         (second,) = torch.autograd.grad(gradient, weight, twice.to(dtype))
         assert strided or rotated.stride() == leaf.stride()
         return [rotated, gradient, second]
 
     actual = results(rotation_triton.rotate_triton, dtype, torch.float32)
-    exact = results(rotate, torch.float64, torch.float64)
+    exact = results(gradients.rotate_both, torch.float64, torch.float64)
     # two products and their sum in float32, and one rounding to the type of the vectors
     relative = 4 * ROUNDING[torch.float32] + (0 if dtype == torch.float32 else ROUNDING[dtype])
     names = ("rotated", "gradient", "gradient of the gradient")
@@ -358,7 +359,7 @@ class TrainedModel:
         layers = self.plain.config.layer_types.count("linear_attention")
         found["calls"] = 0.0 if calls["chunkwise"] == 2 * layers else math.inf
         passes = 1 + 8  # of training, and of generation
-        found["rotations"] = 0.0 if calls["rotate"] >= 2 * passes * layers else math.inf
+        found["rotations"] = 0.0 if calls["rotate"] >= passes * layers else math.inf
         return found
 
     def errors_compiled(self) -> dict[str, float]:
@@ -392,7 +393,8 @@ def operators() -> dict[str, float]:
     torch.library.opcheck(retention_triton.recurrent_step_operator, (*token, step.keep, step.write, leaves[3].detach()))
     with FakeTensorMode(), torch.no_grad():  # as tools have it that measure a model's memory without computing
         vectors, angles, decays = torch.empty(1, 2, 5, 16), torch.empty(1, 1, 5, 8), torch.empty(2)
-        assert rotation_triton.rotate_triton(vectors, angles, angles).shape == vectors.shape
+        turned, _ = rotation_triton.rotate_triton(vectors, vectors, (angles, angles), (angles, angles))
+        assert turned.shape == vectors.shape
         output, state = retention_triton.chunkwise_retention_triton(vectors, vectors, vectors, decays)
         assert (output.shape, state.shape) == ((1, 2, 5, 16), (1, 2, 16, 16))
         read, _ = retention_triton.recurrent_step_triton_(*[vectors[:, :, :1]] * 3, state, step_decay(decays))
@@ -450,10 +452,16 @@ def refused() -> dict[str, float]:
         "an odd size": (vectors[..., :15], angles[..., :7], angles[..., :7]),
     }
     for name, operands in wrong_rotations.items():
-        found[name] = float(not is_refused(rotation_triton.rotate_once, *operands, False))
+        vectors, *turns = operands
+        found[name] = float(not is_refused(rotation_triton.rotate_once, vectors, vectors, turns, turns, False))
+    keys = vectors[:, :, :4]
+    found["keys of fewer tokens"] = float(
+        not is_refused(rotation_triton.rotate_once, vectors, keys, *[[angles] * 2] * 2, False)
+    )
     with forward_ad.dual_level():  # PyTorch's rotation refuses it, since it writes into given tensors
         dual = forward_ad.make_dual(vectors, vectors)
-        found["a derivative forwards"] = float(not is_refused(rotation_triton.rotate_triton, dual, angles, angles))
+        turns = angles, angles
+        found["a derivative forwards"] = float(not is_refused(rotation_triton.rotate_triton, dual, dual, turns, turns))
     for name, (query, key, value, state, mask) in wrong.items():
         operands = (query, key, value, case.log_decay, state, mask, None, 16)
         found[name] = float(is_refused(retention_triton.chunkwise_operator, *operands) != (name != "none"))

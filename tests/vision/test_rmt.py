@@ -344,7 +344,8 @@ def test_layer_scale_begins_as_configured():
     branch = model.stages[3].blocks[0].attention_branch.eval()
     assert torch.equal(branch.scale.data, torch.full((16,), 1e-6))
     branch.scale.data.fill_(3)
-    assert torch.equal(branch(torch.ones(1, 1, 1, 16)), torch.full((1, 1, 1, 16), 3.0))
+    ones = torch.ones(1, 1, 1, 16)
+    assert torch.equal(branch(ones, ones), 4 * ones)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 5])

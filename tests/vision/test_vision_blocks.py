@@ -35,23 +35,24 @@ def test_stochastic_depth_leaves_a_branch_out_of_whole_images(shape):
     """The other images make up for it, so that what is expected of a branch stays what it is."""
     torch.manual_seed(0)
     branch = ResidualBranch(3, None, drop_path_rate=0.4).train()
-    ones = torch.ones(shape)
-    per_image = branch(ones).flatten(1)
+    ones, nothing = torch.ones(shape), torch.zeros(shape)
+    per_image = branch(nothing, ones).flatten(1)
     assert (per_image == per_image[:, :1]).all()
     assert per_image.unique().tolist() == pytest.approx([0, 1 / 0.6])
     assert (per_image[:, 0] == 0).float().mean().item() == pytest.approx(0.4, abs=0.03)
     assert per_image.mean().item() == pytest.approx(1, abs=0.05)
-    assert torch.equal(branch.eval()(ones), ones)
+    assert torch.equal(branch.eval()(ones, ones), 2 * ones)
 
 
 def test_stochastic_depth_keeps_the_type_of_a_branch():
     branch = ResidualBranch(3, 0.5, drop_path_rate=0.4).bfloat16().train()
-    assert branch(torch.ones(2, 5, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    ones = torch.ones(2, 5, 3, dtype=torch.bfloat16)
+    assert branch(ones, ones).dtype == torch.bfloat16
 
 
 def test_a_branch_without_stochastic_depth_draws_no_random_numbers():
     before = torch.get_rng_state()
-    ResidualBranch(3, 0.5, drop_path_rate=0.0).train()(torch.ones(2, 5, 3))
+    ResidualBranch(3, 0.5, drop_path_rate=0.0).train()(torch.ones(2, 5, 3), torch.ones(2, 5, 3))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -59,7 +60,8 @@ def test_layer_scale_is_a_factor_of_each_channel():
     branch = ResidualBranch(3, 0.25, drop_path_rate=0.0)
     assert torch.equal(branch.scale.data, torch.full((3,), 0.25))
     branch.scale.data.copy_(torch.tensor([1.0, 2.0, 3.0]))
-    assert torch.equal(branch(torch.ones(2, 4, 3)), torch.tensor([1.0, 2.0, 3.0]).expand(2, 4, 3))
+    ones = torch.ones(2, 4, 3)
+    assert torch.equal(branch(ones, ones), torch.tensor([2.0, 3.0, 4.0]).expand(2, 4, 3))
     assert not list(ResidualBranch(3, None, drop_path_rate=0.4).parameters())
 
 

@@ -261,9 +261,10 @@ def test_gates_spill_nothing(target, kernel, size):
 @pytest.mark.parametrize("size", [80, 256])
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
 def test_the_rotation_spills_nothing(target, size):
-    constants = {"H": 8, "HALF": size // 2, "TILE": triton.next_power_of_2(size // 2), "BACK": True}
+    constants = {"H": 8, "G": 2, "HALF": size // 2, "TILE": triton.next_power_of_2(size // 2), "BACK": True}
     constants["TOKENS"] = rotation_triton.TOKENS_OF_TILE
-    pointers = {"vectors": "bf16", "cos": "fp32", "sin": "fp32", "rotated": "bf16"}
+    pointers = dict.fromkeys(("query", "key", "rotated_query", "rotated_key"), "bf16")
+    pointers |= dict.fromkeys(("query_cos", "query_sin", "key_cos", "key_sin"), "fp32")
     tiles = retention_triton.Tiles(1, 1, 1, rotation_triton.WARPS, 2)
     assert compiled(rotation_triton.rotation_kernel, pointers, constants, target, tiles)["stack"] == 0
 
