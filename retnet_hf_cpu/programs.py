@@ -40,7 +40,7 @@ from transformers.utils import logging
 
 import retnet_hf
 from retnet_hf.modules.hooks import has_hooks
-from retnet_hf.ops.gradients import rotate_step
+from retnet_hf.ops.gradients import rotate_both, rotate_step
 from retnet_hf.ops.operators import Step
 from retnet_hf.ops.plan import Plan, Rotation, Scaling
 from retnet_hf.ops.retention_forms import StepDecay, recurrent_step_
@@ -76,7 +76,7 @@ class TracedRotation(Rotation):
     """A rotation with cosines and sines that are inputs of the program."""
 
     def __init__(self, rotations: list[Tensor], turn: Callable[..., Tensor]) -> None:
-        self.turn, self.narrows = turn, ()
+        self.turn, self.turn_both, self.narrows = turn, rotate_both, ()
         self.of_query, self.of_key = tuple(rotations[:2]), tuple(rotations[2:])
 
 

@@ -228,6 +228,10 @@ def with_another_state(function, *operands, **options):
     return output, 1.5 * state
 
 
+def with_other_angles(function, query, key, of_query, of_key):
+    return function(query, key, of_query, of_query)
+
+
 def with_another_norm(function, values, *gate):
     return function(values + 0.5, *gate)
 
@@ -239,11 +243,7 @@ MUTANTS = {
     "the gradient": ("chunkwise", with_another_gradient, "the gradient of the queries differs by 0.5"),
     "the state": ("chunkwise", with_another_state, "the state differs by 0.5"),
     "the step": ("step_", scaled(1.5), "differs by 0.5"),
-    "the rotation": (
-        "rotate",
-        lambda function, query, key, of_query, _: function(query, key, of_query, of_query),
-        "rotation",
-    ),
+    "the rotation": ("rotate", with_other_angles, "the rotation differs by"),
     "the gate": ("gated", lambda function, values, *gate: function(values.flip(-1), *gate), "the gated values differs by"),
     "the norm": ("normed_gate", with_another_norm, "the normed and gated values differs by"),
 }

@@ -454,10 +454,8 @@ def refused() -> dict[str, float]:
     for name, operands in wrong_rotations.items():
         vectors, *turns = operands
         found[name] = float(not is_refused(rotation_triton.rotate_once, vectors, vectors, turns, turns, False))
-    keys = vectors[:, :, :4]
-    found["keys of fewer tokens"] = float(
-        not is_refused(rotation_triton.rotate_once, vectors, keys, *[[angles] * 2] * 2, False)
-    )
+    operands = vectors, vectors[:, :, :4], (angles, angles), (angles, angles), False
+    found["keys of fewer tokens"] = float(not is_refused(rotation_triton.rotate_once, *operands))
     with forward_ad.dual_level():  # PyTorch's rotation refuses it, since it writes into given tensors
         dual = forward_ad.make_dual(vectors, vectors)
         turns = angles, angles
