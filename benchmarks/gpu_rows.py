@@ -232,7 +232,7 @@ def training_step(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], 
     """Returns a step of forward and backward, without the optimizer, which is the same for all models."""
 
     def step() -> None:
-        model.train()
+        set_training(model, True)
         loss().backward()
         model.zero_grad(set_to_none=True)
 
@@ -241,11 +241,17 @@ def training_step(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], 
 
 def inference_step(model: nn.Module, call: Callable[[], object]) -> Callable[[], None]:
     def step() -> None:
-        model.eval()
+        set_training(model, False)
         with torch.no_grad():
             call()
 
     return step
+
+
+def set_training(model: nn.Module, training: bool) -> None:
+    """Calls `train` only if needed, because it takes a millisecond, which is no part of a step."""
+    if model.training != training:
+        model.train(training)
 
 
 def train(bench: Bench, batch: int, length: int) -> dict[str, Any]:

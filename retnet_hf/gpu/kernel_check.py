@@ -17,6 +17,7 @@ from transformers.utils import logging
 from ..modules.rms_norm import RetNetRMSNorm
 from ..ops.kernels import RIGHT, TORCH, Kernels, Sizes
 from ..ops.retention_forms import bidirectional_retention, retention, step_decay
+from .launching import compiled_together
 
 
 logger = logging.get_logger(__name__)
@@ -53,20 +54,22 @@ def trusted(
         return True
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return False
+    # A prompt is followed by steps. Their kernels compile in the same time.
+    parts = (part, "step") if part == "output" and not sizes[-1] and "step" not in checked[use] else (part,)
     try:
         # A separate thread is not affected by the caller's modes and hooks.
         with ThreadPoolExecutor(1) as thread:
-            reason = thread.submit(difference, kernels, device, dtype, sizes, part).result()
+            reason = thread.submit(difference, kernels, device, dtype, sizes, parts).result()
     except torch.OutOfMemoryError:  # the kernels may still be right
         return False
     except Exception as error:
         reason = f"they fail with {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
     if reason is None:
-        checked[use] |= {"output", "gradients"} if part == "gradients" else {part}
-        RIGHT.add((device, dtype))
+        checked[use] |= {"output", "gradients"} if part == "gradients" else set(parts)
+        RIGHT.update((device, dtype, trains) for trains in {False, part == "gradients"})
         return True
     wrong[use] = reason
-    RIGHT.discard((device, dtype))
+    RIGHT.difference_update((device, dtype, trains) for trains in (False, True))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     logger.warning(
         f"PyTorch's operations compute retention in {dtype} on {name}, since the kernels of retnet_hf do not work there "
@@ -75,21 +78,27 @@ def trusted(
     return False
 
 
-def difference(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, part: str) -> str | None:
+def difference(
+    kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, parts: tuple[str, ...]
+) -> str | None:
     """Returns a description of the difference between the kernels and PyTorch's operations in float64; None if they agree.
 
     The head sizes are the model's, so that the kernels compiled here are the kernels that the model uses.
     """
-    with torch.set_grad_enabled(part == "gradients"):
-        sample = Sample(device, dtype, sizes, part)
-        exact = sample.results(TORCH, torch.float64)
-        for _ in range(2):  # `launch` treats the first launch of a kernel in another way
-            found = sample.results(kernels, dtype)
-            errors = torch.stack([relative_error(found[name], right) for name, right in exact.items()])
-            by_name = dict(zip(exact, errors.tolist()))  # waits for the device once
-            worst = max(by_name, key=lambda name: math.inf if math.isnan(by_name[name]) else by_name[name])
-            if not by_name[worst] <= ALLOWED[dtype]:
-                return f"{worst} differs by {by_name[worst]:.2g} of its largest value"
+    with torch.set_grad_enabled("gradients" in parts):
+        samples = [Sample(device, dtype, sizes, part) for part in parts]
+        with compiled_together():
+            for sample in samples:
+                sample.results(kernels, dtype)
+        for sample in samples:
+            exact = sample.results(TORCH, torch.float64)
+            for _ in range(2):  # `launch` treats the first launch of a kernel in another way
+                found = sample.results(kernels, dtype)
+                errors = torch.stack([relative_error(found[name], right) for name, right in exact.items()])
+                by_name = dict(zip(exact, errors.tolist()))  # waits for the device once
+                worst = max(by_name, key=lambda name: math.inf if math.isnan(by_name[name]) else by_name[name])
+                if not by_name[worst] <= ALLOWED[dtype]:
+                    return f"{worst} differs by {by_name[worst]:.2g} of its largest value"
     return None
 
 
@@ -114,6 +123,7 @@ class Sample:
             numbers = drawn(1, length, *sizes).to(dtype)
             return numbers.transpose(1, 2) if len(sizes) > 1 else numbers
 
+        self.labels = torch.arange(length, device=device)[:, None] % (heads * value_dim)  # label 0 is ignored
         self.state, self.angle = drawn(1, matrices, key_dim, value_dim), 100 * drawn(1, 1, length, key_dim // 2)
         exponents = torch.arange(5, 5 + matrices, device=device, dtype=torch.float64).clamp(max=9)
         self.log_decay = torch.log1p(-(2.0**-exponents))
@@ -146,6 +156,10 @@ class Sample:
             total = sum((result * self.weights.get(name, 1.0)).sum() for name, result in found.items())
             gradients = zip(leaves, torch.autograd.grad(total, leaves.values(), allow_unused=True))
             found |= {f"the gradient of the {name}": gradient for name, gradient in gradients if gradient is not None}
+            of_logits = torch.empty_like(gate[0])
+            loss_type = torch.promote_types(dtype, torch.float32)
+            loss = kernels.cross_entropy_(gate[0].detach(), self.labels, 0, loss_type, of_logits)
+            found |= {"the cross entropy": loss, "the gradient of the logits": of_logits}
         return found
 
     def retention(

@@ -4,9 +4,13 @@
 
 Triton inspects each argument in each launch, to find the compiled kernel. On the host of an H200 this takes 21 to 32 us,
 where an operation of PyTorch takes 9 us. `launch` remembers the compiled kernel by the numbers and by the dtypes and
-alignment of the tensors, and launches it in 11 us.
+alignment of the tensors, and launches it in 11 us. `compiled_together` compiles kernels side by side before their first use.
 """
 
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +22,30 @@ MOST_LAUNCHES = 2**14  # each sequence length has launches of its own
 # Before Triton 3.3, a compiled kernel takes other arguments.
 remembers = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 launches: dict[tuple, tuple[Any, tuple]] = {}  # compiled kernels and their constants
+
+
+compiling = threading.local()  # its `jobs` are the compilations of a `compiled_together` block, by launch
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """Compiles the kernels that this thread would launch in the block side by side, and launches none of them.
+
+    Results of kernels have no meaning in the block. Backward passes run in this thread. The first launch of a kernel that
+    does not compile raises the error.
+    """
+    with ThreadPoolExecutor() as pool, torch.autograd.set_multithreading_enabled(False):
+        compiling.pool, compiling.jobs = pool, {}
+        try:
+            yield
+        finally:
+            compiling.jobs = None  # the pool waits for its jobs
+
+
+def compile_alone(kernel: Any, device: torch.device, arguments: tuple, options: dict[str, Any]) -> None:
+    """Compiles a kernel for these arguments, and loads it to the device."""
+    with torch.cuda.device(device):
+        kernel.warmup(*arguments, grid=(1,), **options)[(1, 1, 1)]
 
 
 def cdiv(number: int, divisor: int) -> int:
@@ -41,6 +69,12 @@ def launch(kernel: Any, programs: int, tensors: tuple[Tensor, ...], numbers: tup
     with torch.cuda.device_of(tensors[0]):
         kinds = [(tensor.dtype, tensor.data_ptr() % 16 == 0) for tensor in tensors]
         use = (id(kernel), tensors[0].device, numbers, *options.values(), *kinds)
+        jobs: dict[tuple, Future] | None = getattr(compiling, "jobs", None)
+        if jobs is not None and isinstance(kernel, triton.JITFunction):
+            if use not in jobs:
+                arguments = (*tensors, *numbers)
+                jobs[use] = compiling.pool.submit(compile_alone, kernel, tensors[0].device, arguments, options)
+            return
         if use in launches:
             compiled, constants = launches[use]
             try:

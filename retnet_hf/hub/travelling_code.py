@@ -32,8 +32,13 @@ PACKAGE = __name__.split(".")[0]
 ROOT = Path(__file__).parents[2]
 WIDTH = 120
 ROOMS = ("ops", "state", "modules", "arguments", "hub")  # their order in a file, before the model itself
-GPU_MODULES = ("launching", "retention_triton", "rotation_triton", "gates_triton", "kernel_check", "cuda_graphs")
-GPU = [f"{PACKAGE}.gpu.{name}" for name in GPU_MODULES]
+GPU = [
+    f"{PACKAGE}.gpu.{name}"
+    for name in (
+        *("launching", "retention_triton", "rotation_triton", "gates_triton", "cross_entropy_triton"),
+        *("kernel_check", "cuda_graphs"),
+    )
+]
 GPU_FILE = "retnet_gpu"
 
 

@@ -22,6 +22,7 @@ from .retention_forms import gradients_where_asked, needs_autograd
 BLOCK_SIZE = 2**17  # elements of a tensor that are computed at a time on a CPU
 LOGITS_AT_A_TIME_ON_CPU = 2**22
 LOGITS_AT_A_TIME_ELSEWHERE = 2**26
+LOGITS_AT_A_TIME_WITH_KERNEL = 2**28  # the softmax does not exist as a tensor
 
 
 def token_blocks(tensor: Tensor, threads: int = 1) -> list[slice]:
@@ -200,6 +201,7 @@ def mean_cross_entropy(
     with_logits: bool = True,
     num_items_in_batch: Tensor | int | None = None,
     ignore_index: int = -100,
+    cross_entropy_: "CrossEntropy | None" = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the mean cross entropy of head(hidden_states), and the logits (B, T, V) unless `with_logits` is False.
@@ -209,6 +211,7 @@ def mean_cross_entropy(
     Args:
         hidden_states: (B, T, D). labels: (B, T), already shifted.
         num_items_in_batch: divisor of the sum, for accumulated gradients; by default the number of labels that count.
+        cross_entropy_: `cross_entropy_and_gradient_`, the default, or a kernel for it.
 
     Returns:
         the loss, float32, or float64 if hidden_states is, and the logits.
@@ -218,7 +221,7 @@ def mean_cross_entropy(
     hooks = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks
     plain = type(head) is nn.Linear and type(head.weight) is nn.Parameter and head.bias is None
     if plain and not hooks and "forward" not in vars(head):
-        total, logits = linear_cross_entropy(rows, head.weight, targets, ignore_index, with_logits)
+        total, logits = linear_cross_entropy(rows, head.weight, targets, ignore_index, with_logits, cross_entropy_)
     else:
         logits = head(rows)
         total = summed_cross_entropy(logits, targets, ignore_index)
@@ -228,7 +231,12 @@ def mean_cross_entropy(
 
 
 def linear_cross_entropy(
-    hidden_states: Tensor, weight: Tensor, labels: Tensor, ignore_index: int = -100, with_logits: bool = False
+    hidden_states: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    ignore_index: int = -100,
+    with_logits: bool = False,
+    cross_entropy_: "CrossEntropy | None" = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the sum over rows of -ln softmax(hidden_states weightᵀ)[label], and the logits.
 
@@ -247,7 +255,8 @@ def linear_cross_entropy(
         return plain_linear_cross_entropy(hidden_states, weight, labels, ignore_index)
     recorded = torch.is_grad_enabled()
     asked = recorded and hidden_states.requires_grad, recorded and weight.requires_grad
-    return LinearCrossEntropy.apply(hidden_states, weight, labels, ignore_index, with_logits, *asked)
+    cross_entropy_ = cross_entropy_ or cross_entropy_and_gradient_
+    return LinearCrossEntropy.apply(hidden_states, weight, labels, ignore_index, with_logits, cross_entropy_, *asked)
 
 
 def plain_linear_cross_entropy(
@@ -285,11 +294,16 @@ def cross_entropy_and_gradient_(
     return loss
 
 
+CrossEntropy = Callable[[Tensor, Tensor, int, torch.dtype, Tensor | None], Tensor]
+
+
 class LinearCrossEntropy(torch.autograd.Function):
     """Implements `linear_cross_entropy`. Saves gradients of the *sum*: gradients of the mean could underflow in float16."""
 
     @staticmethod
-    def forward(ctx, hidden_states, weight, labels, ignore_index, with_logits, for_hidden_states, for_weight):
+    def forward(
+        ctx, hidden_states, weight, labels, ignore_index, with_logits, cross_entropy_, for_hidden_states, for_weight
+    ):
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         loss = torch.zeros((), dtype=dtype, device=weight.device)
         all_logits = F.linear(hidden_states, weight) if with_logits else None
@@ -297,6 +311,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         asked, weight_gradient = for_hidden_states or for_weight, None
 
         elements = LOGITS_AT_A_TIME_ON_CPU if weight.device.type == "cpu" else LOGITS_AT_A_TIME_ELSEWHERE
+        if cross_entropy_ is not cross_entropy_and_gradient_:
+            elements = LOGITS_AT_A_TIME_WITH_KERNEL
         size = max(1, elements // weight.shape[0])
         for start in range(0, max(1, hidden_states.shape[0]), size):
             block = slice(start, start + size)
@@ -305,7 +321,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             gradient = logits if all_logits is None or not asked else torch.empty_like(logits)
             for part in token_blocks(logits, torch.get_num_threads()):
                 of_part = gradient[part] if asked else None
-                loss += cross_entropy_and_gradient_(logits[part], targets[part], ignore_index, dtype, of_part)
+                loss += cross_entropy_(logits[part], targets[part], ignore_index, dtype, of_part)
             if for_hidden_states:
                 hidden_gradient[block] = gradient @ weight
             if for_weight:
@@ -325,7 +341,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         if torch.is_grad_enabled():  # the caller wants to differentiate these gradients
             results = plain_linear_cross_entropy(hidden_states, weight, labels, ctx.ignore_index)
             gradients = gradients_where_asked(results, (hidden_states, weight), (loss_gradient, logits_gradient))
-            return *gradients, None, None, None, None, None
+            return *gradients, None, None, None, None, None, None
         scale, gradients = 0.0 if loss_gradient is None else loss_gradient, []
         for own, like in zip(of_sum, (hidden_states, weight)):
             gradients.append(None if own is None else (own * scale).to(like.dtype))
@@ -334,4 +350,4 @@ class LinearCrossEntropy(torch.autograd.Function):
                 gradients[0] += logits_gradient @ weight.to(logits_gradient.dtype)
             if gradients[1] is not None:
                 gradients[1] += logits_gradient.T @ hidden_states.to(logits_gradient.dtype)
-        return *gradients, None, None, None, None, None
+        return *gradients, None, None, None, None, None, None

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from .choices import KERNELS
-from .gradients import gated, normed_gate, rotate_both
+from .gradients import cross_entropy_and_gradient_, gated, normed_gate, rotate_both
 from .retention_forms import recurrent_step_
 
 
@@ -36,6 +36,7 @@ class Kernels(NamedTuple):
     rotate: Callable[..., tuple[Tensor, Tensor]]  # like `gradients.rotate_both`; a kernel returns the operands' dtypes
     gated: Callable[..., Tensor] = gated  # like `gradients.gated`
     normed_gate: Callable[..., Tensor] = normed_gate  # like `gradients.normed_gate`
+    cross_entropy_: Callable[..., Tensor] = cross_entropy_and_gradient_
     bidirectional: bool = False  # whether `chunkwise` has an argument of that name
     checked: bool = False  # whether results are compared with PyTorch's before use
 
@@ -60,7 +61,7 @@ TORCH = Kernels(_nowhere, None, recurrent_step_, rotate_both)
 AUTO = Kernels(has_kernels, None, recurrent_step_, rotate_both)  # decides at each call; compilers can handle plain functions
 _NOT_TO_BE_HAD = (ImportError, OSError, RuntimeError)  # fla queries device properties when imported
 _by_default: list[Kernels] = []  # the kernels that AUTO chose, set by the first call on a GPU
-RIGHT: set[tuple[torch.device, torch.dtype]] = set()  # where checked kernels were found to be right
+RIGHT: set[tuple[torch.device, torch.dtype, bool]] = set()  # where checked kernels were right; True: with gradients
 
 
 def _use(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, *call: bool) -> bool:
@@ -96,16 +97,16 @@ def kernels_of_call(kernels: Kernels, device: torch.device, dtype: torch.dtype, 
     return kernels if kernels.chunkwise is not None else _by_default[0]
 
 
-def gates_of_call(kernels: Kernels, gate: Tensor) -> Kernels:
-    """Returns the implementation of `gated` and `normed_gate`: the kernels that compute retention in this dtype, or `TORCH`.
+def kernels_found_right(kernels: Kernels, operand: Tensor) -> Kernels:
+    """Returns the implementation of gates and losses: the kernels, if they compute retention in this dtype, or `TORCH`.
 
     Under a compiler, which fuses PyTorch's operations, this is `TORCH`.
     """
-    if torch.compiler.is_compiling() or kernels.runs_on is _nowhere or not kernels.runs_on(gate.device):
+    if torch.compiler.is_compiling() or kernels.runs_on is _nowhere or not kernels.runs_on(operand.device):
         return TORCH
     if kernels.chunkwise is None:
         kernels = _by_default[0] if _by_default else TORCH
-    return TORCH if kernels.checked and (gate.device, gate.dtype) not in RIGHT else kernels
+    return TORCH if kernels.checked and (operand.device, operand.dtype, torch.is_grad_enabled()) not in RIGHT else kernels
 
 
 def load_kernels(name: str) -> Kernels:
@@ -130,11 +131,12 @@ def load_kernels(name: str) -> Kernels:
 
 
 def _import_kernels(name: str) -> Kernels:
+    from ..gpu.cross_entropy_triton import cross_entropy_triton_
     from ..gpu.gates_triton import gated_triton, normed_gate_triton
     from ..gpu.retention_triton import chunkwise_retention_triton, recurrent_step_triton_, runs_on
     from ..gpu.rotation_triton import rotate_triton
 
-    others = rotate_triton, gated_triton, normed_gate_triton
+    others = rotate_triton, gated_triton, normed_gate_triton, cross_entropy_triton_
     if name == "triton":
         return Kernels(runs_on, chunkwise_retention_triton, recurrent_step_triton_, *others, True, True)
     if name != "fla":

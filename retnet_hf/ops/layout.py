@@ -3,6 +3,9 @@
 """The layout of a call: which tokens are present, where documents begin, and the position of each token."""
 
 import copy
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,7 +53,11 @@ class Layout(OnDevice):
     Attributes:
         order: order of the tokens for the operators, with the present tokens at the front of each row.
         tokens: number of columns by which the call lengthens the text that a state has read.
+        advancing: within `advancing_together`, the positions and lengths to update.
     """
+
+    # No list, because a copy of the layout on another device must share it.
+    advancing: deque[tuple[Tensor, Tensor]] | None = None
 
     def __init__(
         self,
@@ -66,9 +73,29 @@ class Layout(OnDevice):
         self.order = AS_GIVEN if present is None and starts is None else token_order(present, starts)
 
     def advance_(self, next_position: Tensor, length: Tensor) -> None:
-        """Updates a state's next position (B,) and its number of columns read () in place."""
+        """Updates the next position (B,) and the number of columns read () of a layer's state, in place.
+
+        Within `advancing_together`, they are updated when the block ends.
+        """
+        if self.advancing is not None:
+            self.advancing.append((next_position, length))
+            return
         next_position.copy_(self.next_position[:, -1].expand_as(next_position))
         length.add_(self.tokens)
+
+    @contextmanager
+    def advancing_together(self) -> Iterator[None]:
+        """Updates the positions and lengths of all layers at the end of the block, in three launches on a GPU."""
+        self.advancing = deque()
+        try:
+            yield
+        finally:
+            positions, lengths = zip(*self.advancing) if self.advancing else ((), ())
+            self.advancing = None
+            if positions:
+                end = self.next_position[:, -1].expand_as(positions[0]).contiguous()
+                torch._foreach_copy_(positions, [end] * len(positions))
+                torch._foreach_add_(lengths, self.tokens)
 
     def of_tokens(self, tokens: slice) -> "Layout":
         """Returns the layout of some of the tokens."""

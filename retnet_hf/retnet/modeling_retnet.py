@@ -10,6 +10,7 @@ Shapes in comments: B batch, T tokens, H heads, D hidden size.
 
 import functools
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ from ..modules.computed_buffers import ComputedBuffer
 from ..modules.initial_weights import draw_weights, projection
 from ..modules.rms_norm import RetNetRMSNorm
 from ..ops.gradients import mean_cross_entropy
-from ..ops.kernels import gates_of_call, load_kernels
+from ..ops.kernels import kernels_found_right, load_kernels
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan
 from ..ops.retention_forms import form_of_call, needs_autograd
@@ -76,7 +77,7 @@ class RetNetMLP(nn.Module):
             inner = self.act_fn(inner)
         else:
             gate = self.gate_proj(hidden_states)
-            inner = gates_of_call(self.kernels, gate).gated(inner, gate, self.act_fn)
+            inner = kernels_found_right(self.kernels, gate).gated(inner, gate, self.act_fn)
         return self.down_proj(self.dropout(inner) if self.training else inner)
 
 
@@ -248,8 +249,10 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         """Returns the output (B, T, D) of all layers and the final norm for embedded tokens (B, T, D)."""
         if state is not None and computes_layers_again(self):
             state = UpdatedOnce(state)
-        for layer, plan in zip(self.layers, plans):
-            hidden_states = layer(hidden_states, plan=plan, state=state, **kwargs)
+        launches = state is not None and hidden_states.device.type != "cpu" and not torch.compiler.is_compiling()
+        with plans[0].layout.advancing_together() if launches else nullcontext():
+            for layer, plan in zip(self.layers, plans):
+                hidden_states = layer(hidden_states, plan=plan, state=state, **kwargs)
         return self.norm(hidden_states)
 
     def plan(
@@ -378,6 +381,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
             shifted = kwargs.pop("shift_labels", None)
             if shifted is None:
                 shifted = F.pad(labels[:, 1:], (0, 1), value=kwargs.get("ignore_index", -100))
+            kwargs["cross_entropy_"] = kernels_found_right(self.model.kernels, hidden_states).cross_entropy_
             loss, logits = mean_cross_entropy(self.lm_head, hidden_states, shifted, not skip_logits, **kwargs)
         else:
             logits = self.lm_head(hidden_states)
@@ -441,6 +445,7 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
         )
         hidden_states, loss = outputs.last_hidden_state, None
         if labels is not None and self.loss_function is ForMaskedLMLoss:
+            kwargs["cross_entropy_"] = kernels_found_right(self.model.kernels, hidden_states).cross_entropy_
             loss, logits = mean_cross_entropy(self.lm_head, hidden_states, labels, **kwargs)
         else:
             logits = self.lm_head(hidden_states)

@@ -13,7 +13,7 @@ from transformers.utils import TransformersKwargs
 
 from ..modules.initial_weights import projection
 from ..modules.rms_norm import RetNetRMSNorm
-from ..ops.kernels import gates_of_call, load_kernels
+from ..ops.kernels import kernels_found_right, load_kernels
 from ..ops.plan import Plan
 from .configuration_retnet import RetNetConfig
 
@@ -86,7 +86,7 @@ class RetNetRetention(RetNetTokenMixer):
             output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
         else:
             gate = self.g_proj(hidden_states)
-            output = gates_of_call(self.kernels, gate).normed_gate(output, self.head_norm, gate, self.gate_fn)
+            output = kernels_found_right(self.kernels, gate).normed_gate(output, self.head_norm, gate, self.gate_fn)
         return self.o_proj(output), maps
 
     def operands(self, hidden_states: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:

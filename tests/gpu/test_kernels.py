@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig
 from retnet_hf.gpu import kernel_check
 from retnet_hf.ops import kernels as kernels_module
-from retnet_hf.ops.gradients import gated, normed_gate, rotate_both
+from retnet_hf.ops.gradients import cross_entropy_and_gradient_, gated, normed_gate, rotate_both
 from retnet_hf.ops.kernels import AUTO, KERNELS_VARIABLE, TORCH, Kernels, load_kernels, logger
 from retnet_hf.ops.retention_forms import chunkwise_retention, recurrent_step_
 
@@ -98,6 +98,7 @@ class StandIns:
             "rotate": lambda query, key, *turns: tuple(map(Tensor.type_as, rotate_both(query, key, *turns), (query, key))),
             "gated": gated,
             "normed_gate": normed_gate,
+            "cross_entropy_": cross_entropy_and_gradient_,
         }
         for name, function in functions.items():
             functions[name] = self.counted(name, function, wrong if name == broken else None)
@@ -195,9 +196,11 @@ def test_a_device_that_has_kernels_uses_them_by_default(device_has, expected, he
     checks = stand_ins.calls.copy()
     same(results_of(model), expected)
     again = stand_ins.calls - checks
-    assert again == {"chunkwise": 2, "rotate": 3, "step_": 1, "gated": 3, "normed_gate": 3}  # no check any more
-    # of training and of a step, each twice
-    assert checks - again == {"chunkwise": 2, "rotate": 4, "step_": 2, "gated": 4, "normed_gate": 4}
+    # no check any more
+    assert again == {"chunkwise": 2, "rotate": 3, "step_": 1, "gated": 3, "normed_gate": 3, "cross_entropy_": 1}
+    # of training and of a step, each to compile and twice to compare
+    compared = {"chunkwise": 3, "rotate": 6, "step_": 3, "gated": 6, "normed_gate": 6, "cross_entropy_": 3}
+    assert checks - again == compared
     assert heard == []
 
 
@@ -228,6 +231,10 @@ def with_another_state(function, *operands, **options):
     return output, 1.5 * state
 
 
+def scaled_loss(function, *operands):
+    return 1.5 * function(*operands)
+
+
 def with_other_angles(function, query, key, of_query, of_key):
     return function(query, key, of_query, of_query)
 
@@ -245,6 +252,7 @@ MUTANTS = {
     "the step": ("step_", scaled(1.5), "differs by 0.5"),
     "the rotation": ("rotate", with_other_angles, "the rotation differs by"),
     "the gate": ("gated", lambda function, values, *gate: function(values.flip(-1), *gate), "the gated values differs by"),
+    "the loss": ("cross_entropy_", scaled_loss, "the cross entropy differs by 0.5"),
     "the norm": ("normed_gate", with_another_norm, "the normed and gated values differs by"),
 }
 
@@ -269,7 +277,7 @@ def failing(function, *operands, **options):
     raise RuntimeError("PassManager::run failed\nand a page of more")
 
 
-@pytest.mark.parametrize("broken", ["chunkwise", "step_", "rotate", "gated", "normed_gate"])
+@pytest.mark.parametrize("broken", ["chunkwise", "step_", "rotate", "gated", "normed_gate", "cross_entropy_"])
 def test_a_kernel_that_does_not_compile_is_left_to_pytorch_with_one_warning(device_has, expected, heard, broken):
     device_has(StandIns(broken, failing))
     model = model_of()

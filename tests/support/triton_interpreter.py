@@ -29,7 +29,7 @@ from torch.autograd import forward_ad
 from triton.runtime import interpreter
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf.gpu import gates_triton, kernel_check, retention_triton, rotation_triton
+from retnet_hf.gpu import cross_entropy_triton, gates_triton, kernel_check, retention_triton, rotation_triton
 from retnet_hf.modules.rms_norm import RetNetRMSNorm
 from retnet_hf.ops import gradients
 from retnet_hf.ops.kernels import load_kernels
@@ -282,6 +282,27 @@ def gates(
     }
 
 
+def cross_entropy(rows=5, columns=23, dtype="float32", in_place=False) -> dict[str, float]:
+    """Loss and gradient, with ignored labels, against the same in float64."""
+    generator, dtype = torch.Generator().manual_seed(rows), getattr(torch, dtype)
+    logits = (4 * torch.randn(rows, columns, generator=generator)).to(DEVICE, dtype)
+    labels = torch.randint(columns, (rows, 1), generator=generator).to(DEVICE)
+    labels[1] = -100
+    exact = torch.empty_like(logits, dtype=torch.float64)
+    expected = gradients.cross_entropy_and_gradient_(logits.double(), labels, -100, torch.float64, exact)
+    gradient = logits if in_place else torch.empty_like(logits)
+    loss = cross_entropy_triton.cross_entropy_triton_(logits, labels, -100, torch.float32, gradient)
+    rounding = 0 if dtype == torch.float32 else ROUNDING[dtype]
+    wrong = labels.clone()
+    wrong[0] = columns
+    unknown = cross_entropy_triton.cross_entropy_triton_(logits, wrong, -100, torch.float32, torch.empty_like(logits))
+    return {
+        "loss": worst(loss, expected, (columns + rows) * ROUNDING[torch.float32] * expected),
+        "gradient": worst(gradient, exact, rounding * exact.abs() + columns * ROUNDING[torch.float32]),
+        "a label that is none": 0.0 if unknown.isnan() else math.inf,
+    }
+
+
 def left_to_pytorch() -> dict:
     """A gradient of the gradient, and one of log_decay."""
     case = Case(9, 4, 5)
@@ -413,11 +434,11 @@ def check_of_the_kernels() -> dict[str, float]:
     for dtype in ROUNDING:
         use = torch.device(DEVICE), dtype, (4, 2, 2, 20, 24, 16, False)
         for part in ("output", "gradients", "step"):
-            found[f"{part}, {dtype}"] = float(kernel_check.difference(kernels, *use, part) is not None)
+            found[f"{part}, {dtype}"] = float(kernel_check.difference(kernels, *use, (part,)) is not None)
         both_ways = *use[:2], (*use[2][:-1], True)
-        found[f"both ways, {dtype}"] = float(kernel_check.difference(kernels, *both_ways, "gradients") is not None)
+        found[f"both ways, {dtype}"] = float(kernel_check.difference(kernels, *both_ways, ("gradients",)) is not None)
         with mock.patch.object(retention_triton, "read_states", of_the_chunk_before):
-            found[f"states of another chunk, {dtype}"] = float(kernel_check.difference(kernels, *use, "output") is None)
+            found[f"states of another chunk, {dtype}"] = float(kernel_check.difference(kernels, *use, ("output",)) is None)
     return found
 
 
@@ -493,6 +514,7 @@ if __name__ == "__main__":
     work |= {name: functools.partial(steps, **case) for name, case in cases["steps"].items()}
     work |= {name: functools.partial(rotation, **case) for name, case in cases["rotations"].items()}
     work |= {name: functools.partial(gates, **case) for name, case in cases["gates"].items()}
+    work |= {name: functools.partial(cross_entropy, **case) for name, case in cases["losses"].items()}
     work |= {name: lambda options=options: TrainedModel(**options).errors() for name, options in MODELS.items()}
     work["model, compiled"] = lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()
     work["wrong shapes"] = refused

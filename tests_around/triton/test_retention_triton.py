@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM  # noqa: E402
-from retnet_hf.gpu import gates_triton, retention_triton, rotation_triton  # noqa: E402
+from retnet_hf.gpu import cross_entropy_triton, gates_triton, retention_triton, rotation_triton  # noqa: E402
 from retnet_hf.ops.kernels import TORCH, load_kernels  # noqa: E402
 
 
@@ -100,7 +100,13 @@ GATES = {
     "gate": {"normed": False},
     "gate, bfloat16, several tiles": {"normed": False, "dtype": "bfloat16", "length": 40},
 }
-CASES = {"chunkwise": CHUNKWISE, "steps": STEPS, "rotations": ROTATIONS, "gates": GATES}
+LOSSES = {
+    "cross entropy": {},
+    "cross entropy, several tiles, in place": {"columns": 9000, "in_place": True},
+    "cross entropy, bfloat16": {"dtype": "bfloat16", "columns": 100},
+    "cross entropy, float16, in place": {"dtype": "float16", "in_place": True},
+}
+CASES = {"chunkwise": CHUNKWISE, "steps": STEPS, "rotations": ROTATIONS, "gates": GATES, "losses": LOSSES}
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +118,8 @@ def interpreted():
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", [*ROTATIONS, *GATES])
-def test_rotation_and_gates_are_those_of_float64(interpreted, name):
+@pytest.mark.parametrize("name", [*ROTATIONS, *GATES, *LOSSES])
+def test_rotation_gates_and_losses_are_those_of_float64(interpreted, name):
     for result, error in interpreted[name].items():
         assert error <= 1, f"{result} has {error:.1f} times the error it may have"
 
@@ -256,6 +262,14 @@ def test_gates_spill_nothing(target, kernel, size):
     pointers = dict.fromkeys(names, "bf16") | ({"of_weight": "fp32"} if kernel == "normed_gate_backward_kernel" else {})
     tiles = retention_triton.Tiles(1, 1, 1, 4, 2)
     assert compiled(getattr(gates_triton, kernel), pointers, constants, target, tiles)["stack"] == 0
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
+def test_cross_entropy_spills_nothing(target):
+    pointers = {"logits": "bf16", "labels": "i64", "losses": "fp32", "gradient": "bf16"}
+    constants = {"TILE": cross_entropy_triton.COLUMNS_OF_TILE}
+    tiles = retention_triton.Tiles(1, 1, 1, 8, 2)
+    assert compiled(cross_entropy_triton.cross_entropy_kernel, pointers, constants, target, tiles)["stack"] == 0
 
 
 @pytest.mark.parametrize("size", [80, 256])
