@@ -66,25 +66,28 @@ def launch(kernel: Any, programs: int, tensors: tuple[Tensor, ...], numbers: tup
         options: constants of the kernel and options of the compiler.
     """
     global remembers
-    with torch.cuda.device_of(tensors[0]):
-        kinds = [(tensor.dtype, tensor.data_ptr() % 16 == 0) for tensor in tensors]
-        use = (id(kernel), tensors[0].device, numbers, *options.values(), *kinds)
-        jobs: dict[tuple, Future] | None = getattr(compiling, "jobs", None)
-        if jobs is not None and isinstance(kernel, triton.JITFunction):
-            if use not in jobs:
-                arguments = (*tensors, *numbers)
-                jobs[use] = compiling.pool.submit(compile_alone, kernel, tensors[0].device, arguments, options)
-            return
-        if use in launches:
-            compiled, constants = launches[use]
-            try:
-                compiled[(programs, 1, 1)](*tensors, *numbers, *constants)
-                return
-            except TypeError:  # a version of Triton whose compiled kernels take other arguments
-                remembers = False
-                launches.clear()
-        compiled = kernel[(programs,)](*tensors, *numbers, **options)
-        if remembers and compiled is not None:  # None under Triton's interpreter
-            if len(launches) >= MOST_LAUNCHES:
-                launches.clear()
-            launches[use] = compiled, tuple(options[name] for name in kernel.arg_names[len(tensors) + len(numbers) :])
+    device = tensors[0].device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return launch(kernel, programs, tensors, numbers, **options)
+    kinds = [(tensor.dtype, tensor.data_ptr() % 16 == 0) for tensor in tensors]
+    use = (id(kernel), device, numbers, *options.values(), *kinds)
+    if use in launches:
+        compiled, constants = launches[use]
+        try:
+            compiled[(programs, 1, 1)](*tensors, *numbers, *constants)
+            return None
+        except TypeError:  # a version of Triton whose compiled kernels take other arguments
+            remembers = False
+            launches.clear()
+    jobs: dict[tuple, Future] | None = getattr(compiling, "jobs", None)
+    if jobs is not None and isinstance(kernel, triton.JITFunction):
+        if use not in jobs:
+            jobs[use] = compiling.pool.submit(compile_alone, kernel, device, (*tensors, *numbers), options)
+        return None
+    compiled = kernel[(programs,)](*tensors, *numbers, **options)
+    if remembers and compiled is not None:  # None under Triton's interpreter
+        if len(launches) >= MOST_LAUNCHES:
+            launches.clear()
+        launches[use] = compiled, tuple(options[name] for name in kernel.arg_names[len(tensors) + len(numbers) :])
+    return None

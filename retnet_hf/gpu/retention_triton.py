@@ -75,6 +75,7 @@ def largest_chunk(dtype: torch.dtype, device: torch.device) -> int:
     return 128 if large and dtype == torch.bfloat16 else 64
 
 
+@functools.cache
 def read_tiles(dtype: torch.dtype, chunk: int, inner: int, columns: int, both: bool = False) -> Tiles:
     """Returns tiles for `read_kernel`, with results (C, columns) and products over `inner`."""
     if dtype == torch.bfloat16:
@@ -84,6 +85,7 @@ def read_tiles(dtype: torch.dtype, chunk: int, inner: int, columns: int, both: b
     return Tiles(chunk, size_of_tile(inner, 32), size_of_tile(columns, 64), 8, 2)
 
 
+@functools.cache
 def state_tiles(dtype: torch.dtype, chunk: int, rows: int, columns: int) -> Tiles:
     """Returns tiles for `states_kernel`, with results (rows, columns) of a state."""
     if dtype == torch.bfloat16:
@@ -704,9 +706,11 @@ def check_shapes(query, key, value, log_decay, initial_state, mask, reset) -> No
     matrices = state_heads(query, key, log_decay.numel())
 
     def check(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-        torch._check(tuple(tensor.shape) == expected, lambda: f"{name} must be {expected}, got {tuple(tensor.shape)}.")
+        if tuple(tensor.shape) != expected:
+            raise RuntimeError(f"{name} must be {expected}, got {tuple(tensor.shape)}.")
 
-    torch._check(heads % groups == 0, lambda: f"the heads of key must divide the heads of query, got {groups} and {heads}.")
+    if heads % groups:
+        raise RuntimeError(f"the heads of key must divide the heads of query, got {groups} and {heads}.")
     check("key", key, (batch, groups, length, key_dim))
     check("value", value, (batch, groups, length, value.shape[-1]))
     check("log_decay", log_decay, (matrices,))
@@ -835,7 +839,8 @@ def recurrent_step_triton_(
 def check_step(query, key, value, left, state) -> None:
     """Raises RuntimeError if the shapes of a step of one token do not match."""
     check_shapes(query, key, value, left[0].flatten(), state, None, None)
-    torch._check(query.shape[2] == 1, lambda: f"a step has one token, got {query.shape[2]}.")
+    if query.shape[2] != 1:
+        raise RuntimeError(f"a step has one token, got {query.shape[2]}.")
 
 
 def _step(query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tensor | None, state: Tensor) -> Tensor:

@@ -105,14 +105,11 @@ def rotate_once(query: Tensor, key: Tensor, of_query: Angles, of_key: Angles, ba
     (batch, heads, length, size), groups = query.shape, key.shape[1]
     shapes = [(rows, 1, length, size // 2) for rows in (1, batch)]
     given = [tuple(turn.shape) for turn in (*of_query, *of_key)]
-    torch._check(
-        given[0] == given[1] and given[2] == given[3] and given[0] in shapes and given[2] in shapes,
-        lambda: f"cos and sin must be {shapes[0]} or {shapes[1]}, got {given}.",
-    )
-    torch._check(
-        size % 2 == 0 and key.shape == (batch, groups, length, size),
-        lambda: f"queries and keys must have an even, equal size, got {tuple(query.shape)} and {tuple(key.shape)}.",
-    )
+    if given[0] != given[1] or given[2] != given[3] or given[0] not in shapes or given[2] not in shapes:
+        raise RuntimeError(f"cos and sin must be {shapes[0]} or {shapes[1]}, got {given}.")
+    if size % 2 or key.shape != (batch, groups, length, size):
+        given = tuple(query.shape), tuple(key.shape)
+        raise RuntimeError(f"queries and keys must have an even, equal size, got {given[0]} and {given[1]}.")
     query, key = with_dense_rows(query), with_dense_rows(key)
     angles = [turn.contiguous() for turn in (*of_query, *of_key)]
     rotated = empty_rows(query, heads, query.dtype), empty_rows(key, groups, key.dtype)

@@ -100,8 +100,9 @@ def rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor
 
 def plain_rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Computes `rms_norm` by PyTorch's own operation."""
-    weight = None if weight is None else weight.to(hidden_states.dtype)
-    return F.rms_norm(hidden_states, hidden_states.shape[-1:], weight, eps)
+    if weight is not None and weight.dtype != hidden_states.dtype:
+        weight = weight.to(hidden_states.dtype)
+    return torch.rms_norm(hidden_states, hidden_states.shape[-1:], weight, eps)
 
 
 def dense_rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:

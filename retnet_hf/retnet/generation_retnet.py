@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from ..modules.captured_steps import DEVICES
+from ..modules.captured_steps import DEVICES, STEPS
 from ..state.retention_state import RetNetState, install_retention_layers
 
 
@@ -149,7 +149,9 @@ class RetNetGeneration(GenerationMixin):
         **kwargs,
     ) -> Tensor | None:
         """Returns the mask (B, T) of the new tokens. The state needs no mask for tokens read before."""
-        if attention_mask is None:
+        step = STEPS.get(id(past_key_values))
+        decodes = step is not None and step.ids is not None and inputs_embeds.shape[1] == 1
+        if attention_mask is None or decodes:  # generate() appends a column of ones. To look would wait for the device
             return None
         attention_mask = attention_mask[:, -inputs_embeds.shape[1] :]
         return None if bool(attention_mask.all()) else attention_mask

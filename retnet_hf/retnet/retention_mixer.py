@@ -68,7 +68,7 @@ class RetNetRetention(RetNetTokenMixer):
         gate_act = config.output_gate_act if config.use_output_gate else None
         super().__init__(config, layer_idx, gate_act, gain=2**-2.5, output_gain=2**-1)
         feature_map = config.feature_map_of(layer_idx)
-        self.feature_map = nn.Identity() if feature_map is None else ACT2FN[feature_map]
+        self.feature_map = None if feature_map is None else ACT2FN[feature_map]
         for norm in filter(None, (self.q_norm, self.k_norm)):
             norm.follows_projection = True  # softmax attention needs larger queries and keys
         self.head_norm = nn.Identity()
@@ -92,4 +92,6 @@ class RetNetRetention(RetNetTokenMixer):
     def operands(self, hidden_states: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the operands of retention: queries and keys, mapped and rotated, and values."""
         query, key, value = self.heads(hidden_states)
-        return *plan.rotate(self.feature_map(query), self.feature_map(key)), value
+        if self.feature_map is not None:
+            query, key = self.feature_map(query), self.feature_map(key)
+        return *plan.rotate(query, key), value

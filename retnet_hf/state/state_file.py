@@ -50,9 +50,8 @@ def weights_mark(model: nn.Module) -> str | None:
 def weights_version(model: nn.Module) -> int:
     """Returns a number that changes when weights are changed in place, for example by an optimizer."""
     version, modules = 0, [model]
-    while modules:  # each prompt needs this number, and `model.parameters()` takes three times as long
-        module = modules.pop()
-        modules += filter(None, module._modules.values())
+    for module in modules:  # each prompt needs this number, and `model.parameters()` takes three times as long
+        modules += [child for child in module._modules.values() if child is not None]
         for weight in module._parameters.values():
             if weight is not None and not weight.is_inference():
                 version += weight._version

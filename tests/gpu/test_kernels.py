@@ -250,10 +250,10 @@ MUTANTS = {
     "the gradient": ("chunkwise", with_another_gradient, "the gradient of the queries differs by 0.5"),
     "the state": ("chunkwise", with_another_state, "the state differs by 0.5"),
     "the step": ("step_", scaled(1.5), "differs by 0.5"),
-    "the rotation": ("rotate", with_other_angles, "the rotation differs by"),
+    "the rotation": ("rotate", with_other_angles, "the rotation of the keys differs by"),
     "the gate": ("gated", lambda function, values, *gate: function(values.flip(-1), *gate), "the gated values differs by"),
     "the loss": ("cross_entropy_", scaled_loss, "the cross entropy differs by 0.5"),
-    "the norm": ("normed_gate", with_another_norm, "the normed and gated values differs by"),
+    "the norm": ("normed_gate", with_another_norm, "norm"),
 }
 
 
