@@ -130,11 +130,12 @@ class Sample:
         self.operands = {"queries": normal(heads, key_dim), "keys": normal(groups, key_dim)}
         self.operands |= {"values": normal(groups, value_dim), "vectors to rotate": normal(heads, key_dim)}
         self.operands |= {"values to norm": normal(heads, value_dim), "gate": normal(heads * value_dim)}
-        self.operands |= {"values to gate": normal(heads * value_dim), "weight of the norm": drawn(value_dim).to(dtype)}
+        self.operands |= {"values to gate": normal(heads * value_dim), "scale": drawn(heads * value_dim).to(dtype)}
+        self.operands["weight of the norm"] = drawn(value_dim).to(dtype)
         rotated, gated = normal(heads, key_dim), normal(heads * value_dim)
         self.weights = {"the output": normal(heads, value_dim), "the state": torch.ones_like(self.state)}
         self.weights |= {"the rotation": rotated, "the rotation of the keys": rotated[:, :1]}
-        self.weights |= dict.fromkeys(("the gated values", "the normed and gated values"), gated)
+        self.weights |= dict.fromkeys(("the gated values", "the normed and gated values", "the scaled residual"), gated)
 
     def results(self, kernels: Kernels, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Returns what the kernels compute from the operands on this device and in this dtype, by name."""
@@ -143,7 +144,7 @@ class Sample:
             leaves[name] = operand.to(device, dtype).detach().requires_grad_(trains)
         leaves["weight of the norm"] = nn.Parameter(leaves["weight of the norm"].detach(), trains)
         norm = RetNetRMSNorm(leaves["weight of the norm"].shape, NORM_EPS, device="meta")
-        query, key, value, vectors, values, gate, ungated, norm.weight = leaves.values()
+        query, key, value, vectors, values, gate, ungated, scale, norm.weight = leaves.values()
         of_angles = torch.promote_types(dtype, torch.float32)
         output, state = self.retention(kernels, query, key, value, self.log_decay.to(device, of_angles))
         found = {"the output": output} | ({} if state is None else {"the state": state})
@@ -153,6 +154,8 @@ class Sample:
             found |= dict(zip(("the rotation", "the rotation of the keys"), turned))
         found["the gated values"] = kernels.gated(ungated, gate, nn.SiLU())
         found["the normed and gated values"] = kernels.normed_gate(values, norm, gate, nn.SiLU())
+        if self.part != "step":
+            found["the scaled residual"] = kernels.scaled_residual(gate, ungated, scale)
         if trains:
             weights = [self.weights[name].to(device, result.dtype) for name, result in found.items()]
             gradients = torch.autograd.grad(list(found.values()), leaves.values(), weights, allow_unused=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from .choices import KERNELS
-from .gradients import cross_entropy_and_gradient_, gated, normed_gate, rotate_both
+from .gradients import cross_entropy_and_gradient_, gated, normed_gate, rotate_both, scaled_residual
 from .retention_forms import recurrent_step_
 
 
@@ -34,9 +34,10 @@ class Kernels(NamedTuple):
     chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # like `chunkwise_retention`; None: `retention_in_chunks`
     step_: Callable[..., tuple[Tensor, Tensor]]  # like `recurrent_step_`
     rotate: Callable[..., tuple[Tensor, Tensor]]  # like `gradients.rotate_both`; a kernel returns the operands' dtypes
-    gated: Callable[..., Tensor] = gated  # like `gradients.gated`
-    normed_gate: Callable[..., Tensor] = normed_gate  # like `gradients.normed_gate`
+    gated: Callable[..., Tensor] = gated  # like the function of that name in gradients.py, as the next three
+    normed_gate: Callable[..., Tensor] = normed_gate
     cross_entropy_: Callable[..., Tensor] = cross_entropy_and_gradient_
+    scaled_residual: Callable[..., Tensor] = scaled_residual
     bidirectional: bool = False  # whether `chunkwise` has an argument of that name
     checked: bool = False  # whether results are compared with PyTorch's before use
 
@@ -133,10 +134,11 @@ def load_kernels(name: str) -> Kernels:
 def _import_kernels(name: str) -> Kernels:
     from ..gpu.cross_entropy_triton import cross_entropy_triton_
     from ..gpu.gates_triton import gated_triton, normed_gate_triton
+    from ..gpu.residual_triton import scaled_residual_triton
     from ..gpu.retention_triton import chunkwise_retention_triton, recurrent_step_triton_, runs_on
     from ..gpu.rotation_triton import rotate_triton
 
-    others = rotate_triton, gated_triton, normed_gate_triton, cross_entropy_triton_
+    others = rotate_triton, gated_triton, normed_gate_triton, cross_entropy_triton_, scaled_residual_triton
     if name == "triton":
         return Kernels(runs_on, chunkwise_retention_triton, recurrent_step_triton_, *others, True, True)
     if name != "fla":

@@ -25,6 +25,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ..arguments.call_arguments import require_known_arguments, with_arguments_of
 from ..hub.saving import SavedWithCard
 from ..modules.computed_buffers import ComputedBuffer
+from ..ops.kernels import kernels_found_right, load_kernels
 
 
 class ChannelsLast:
@@ -60,6 +61,7 @@ class ResidualBranch(nn.Module):
         self.layer_scale = layer_scale
         self.drop_path_rate = drop_path_rate
         self.dropout = nn.Dropout(dropout)
+        self.kernels = load_kernels("auto")
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((size,), float(layer_scale)))
 
     def forward(self, hidden_states: Tensor, branch: Tensor) -> Tensor:
@@ -70,7 +72,9 @@ class ResidualBranch(nn.Module):
             one_per_image = (branch.shape[0],) + (1,) * (branch.dim() - 1)
             kept = torch.rand(one_per_image, device=branch.device) < keep_rate
             branch = branch * (kept / keep_rate).to(branch.dtype)
-        return hidden_states + branch if self.scale is None else torch.addcmul(hidden_states, branch, self.scale)
+        if self.scale is None:
+            return hidden_states + branch
+        return kernels_found_right(self.kernels, branch).scaled_residual(hidden_states, branch, self.scale)
 
     def extra_repr(self) -> str:
         return f"drop_path_rate={self.drop_path_rate:.3g}"

@@ -29,7 +29,14 @@ from torch.autograd import forward_ad
 from triton.runtime import interpreter
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf.gpu import cross_entropy_triton, gates_triton, kernel_check, retention_triton, rotation_triton
+from retnet_hf.gpu import (
+    cross_entropy_triton,
+    gates_triton,
+    kernel_check,
+    residual_triton,
+    retention_triton,
+    rotation_triton,
+)
 from retnet_hf.modules.rms_norm import RetNetRMSNorm
 from retnet_hf.ops import gradients
 from retnet_hf.ops.kernels import load_kernels
@@ -303,6 +310,26 @@ def cross_entropy(rows=5, columns=23, dtype="float32", in_place=False) -> dict[s
     }
 
 
+def residual(rows=70, size=24, dtype="float32") -> dict[str, float]:
+    """A branch with layer scale, its gradients and a gradient of these, against the same in float64."""
+    generator, dtype = torch.Generator().manual_seed(rows), getattr(torch, dtype)
+    drawn = [torch.randn(2, rows, size, generator=generator).to(DEVICE, dtype) for _ in range(3)]
+    scale = torch.randn(size, generator=generator).to(DEVICE, dtype)
+
+    def results(function, dtype) -> list[torch.Tensor]:
+        hidden, branch, upstream = (tensor.to(dtype).detach().requires_grad_() for tensor in drawn)
+        factor = scale.to(dtype).detach().requires_grad_()
+        output = function(hidden, branch, factor)
+        found = torch.autograd.grad(output, (hidden, branch, factor), upstream, create_graph=True)
+        return [output, *found, torch.autograd.grad(found[1].square().sum(), factor)[0]]
+
+    actual = results(residual_triton.scaled_residual_triton, dtype)
+    exact = results(gradients.scaled_residual, torch.float64)
+    relative = (2 * rows + 16) * ROUNDING[torch.float32] + (0 if dtype == torch.float32 else 2 * ROUNDING[dtype])
+    names = ("output", "gradient", "branch gradient", "scale gradient", "gradient of a gradient")
+    return {name: worst(*pair, relative * pair[1].abs().max()) for name, pair in zip(names, zip(actual, exact))}
+
+
 def left_to_pytorch() -> dict:
     """A gradient of the gradient, and one of log_decay."""
     case = Case(9, 4, 5)
@@ -514,6 +541,7 @@ if __name__ == "__main__":
     work |= {name: functools.partial(steps, **case) for name, case in cases["steps"].items()}
     work |= {name: functools.partial(rotation, **case) for name, case in cases["rotations"].items()}
     work |= {name: functools.partial(gates, **case) for name, case in cases["gates"].items()}
+    work |= {name: functools.partial(residual, **case) for name, case in cases["residuals"].items()}
     work |= {name: functools.partial(cross_entropy, **case) for name, case in cases["losses"].items()}
     work |= {name: lambda options=options: TrainedModel(**options).errors() for name, options in MODELS.items()}
     work["model, compiled"] = lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM  # noqa: E402
-from retnet_hf.gpu import cross_entropy_triton, gates_triton, retention_triton, rotation_triton  # noqa: E402
+from retnet_hf.gpu import cross_entropy_triton, gates_triton, residual_triton, retention_triton, rotation_triton  # noqa: E402
 from retnet_hf.ops.kernels import TORCH, load_kernels  # noqa: E402
 
 
@@ -106,7 +106,13 @@ LOSSES = {
     "cross entropy, bfloat16": {"dtype": "bfloat16", "columns": 100},
     "cross entropy, float16, in place": {"dtype": "float16", "in_place": True},
 }
+RESIDUALS = {
+    "residual": {},
+    "residual, bfloat16, many rows": {"dtype": "bfloat16", "rows": 300},
+    "residual, float16": {"dtype": "float16"},
+}
 CASES = {"chunkwise": CHUNKWISE, "steps": STEPS, "rotations": ROTATIONS, "gates": GATES, "losses": LOSSES}
+CASES["residuals"] = RESIDUALS
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +124,8 @@ def interpreted():
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", [*ROTATIONS, *GATES, *LOSSES])
-def test_rotation_gates_and_losses_are_those_of_float64(interpreted, name):
+@pytest.mark.parametrize("name", [*ROTATIONS, *GATES, *LOSSES, *RESIDUALS])
+def test_what_surrounds_retention_is_that_of_float64(interpreted, name):
     for result, error in interpreted[name].items():
         assert error <= 1, f"{result} has {error:.1f} times the error it may have"
 
@@ -262,6 +268,16 @@ def test_gates_spill_nothing(target, kernel, size):
     pointers = dict.fromkeys(names, "bf16") | ({"of_weight": "fp32"} if kernel == "normed_gate_backward_kernel" else {})
     tiles = retention_triton.Tiles(1, 1, 1, 4, 2)
     assert compiled(getattr(gates_triton, kernel), pointers, constants, target, tiles)["stack"] == 0
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
+@pytest.mark.parametrize("kernel", ["residual_kernel", "residual_backward_kernel"])
+def test_the_residual_spills_nothing(target, kernel):
+    kernel = getattr(residual_triton, kernel)
+    names = set(kernel.arg_names) & {"hidden", "branch", "scale", "output", "gradient", "of_branch"}
+    pointers = dict.fromkeys(names, "bf16") | ({"of_scale": "fp32"} if "of_scale" in kernel.arg_names else {})
+    tiles = retention_triton.Tiles(1, 1, 1, 4, 2)
+    assert compiled(kernel, pointers, residual_triton.tile_of_rows(384), target, tiles)["stack"] == 0
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)

@@ -1,0 +1,101 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Residual branches with layer scale on a GPU: `scaled_residual` of `gradients.py` as a Triton kernel.
+
+The backward pass reads gradient and branch once. PyTorch's operations read them twice and write a product for the sum.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..ops.gradients import scaled_residual
+from ..ops.retention_forms import gradients_where_asked
+from .launching import cdiv, launch, next_power_of_2
+from .retention_triton import launches_at_once, processors_of, runs_on
+
+
+ELEMENTS_OF_TILE = 4096
+LARGEST_ROW = 4096
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@triton.jit
+def residual_kernel(hidden, branch, scale, output, rows, SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """Computes hidden + branch · scale for some rows."""
+    row, columns = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, TILE)
+    there = (row < rows)[:, None] & (columns < SIZE)[None, :]
+    places = row[:, None] * SIZE + columns[None, :]
+    factor = tl.load(scale + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
+    result = tl.load(branch + places, mask=there, other=0.0).to(tl.float32) * factor[None, :]
+    result += tl.load(hidden + places, mask=there, other=0.0).to(tl.float32)
+    tl.store(output + places, result.to(output.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def residual_backward_kernel(
+    gradient, branch, scale, of_branch, of_scale, rows, tiles_of_program,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Computes the gradient of the branch for some rows, and the sum of these rows' gradients of the scale."""
+    columns, first = tl.arange(0, TILE), tl.program_id(0).to(tl.int64) * tiles_of_program * ROWS
+    factor = tl.load(scale + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
+    total = tl.zeros((ROWS, TILE), tl.float32)
+    for tile in range(0, tiles_of_program):
+        row = first + tile * ROWS + tl.arange(0, ROWS)
+        there = (row < rows)[:, None] & (columns < SIZE)[None, :]
+        places = row[:, None] * SIZE + columns[None, :]
+        upstream = tl.load(gradient + places, mask=there, other=0.0).to(tl.float32)
+        total += upstream * tl.load(branch + places, mask=there, other=0.0).to(tl.float32)
+        tl.store(of_branch + places, (upstream * factor[None, :]).to(of_branch.dtype.element_ty), mask=there)
+    tl.store(of_scale + tl.program_id(0) * SIZE + columns, tl.sum(total, axis=0), mask=columns < SIZE)
+
+
+def tile_of_rows(size: int) -> dict[str, int]:
+    tile = next_power_of_2(size)
+    return {"SIZE": size, "ROWS": max(1, ELEMENTS_OF_TILE // tile), "TILE": tile}
+
+
+def residual_forward(hidden_states: Tensor, branch: Tensor, scale: Tensor) -> Tensor:
+    """Returns hidden_states + branch · scale for dense tensors (..., C)."""
+    output, tile = torch.empty_like(hidden_states), tile_of_rows(branch.shape[-1])
+    rows = branch.numel() // branch.shape[-1]
+    launch(residual_kernel, cdiv(rows, tile["ROWS"]), (hidden_states, branch, scale, output), (rows,), **tile, num_warps=4)
+    return output
+
+
+class TritonResidual(torch.autograd.Function):
+    """`residual_forward` with its gradient."""
+
+    @staticmethod
+    def forward(ctx, hidden_states, branch, scale):
+        ctx.save_for_backward(hidden_states, branch, scale)
+        return residual_forward(hidden_states, branch, scale)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        hidden_states, branch, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():  # double backward
+            result = torch.addcmul(hidden_states, branch, scale)
+            return tuple(gradients_where_asked((result,), (hidden_states, branch, scale), (gradient,)))
+        of_branch, tile = torch.empty_like(branch), tile_of_rows(branch.shape[-1])
+        rows = branch.numel() // branch.shape[-1]
+        tiles_of_program = cdiv(rows, tile["ROWS"] * 8 * processors_of(branch.device))
+        programs = cdiv(rows, tile["ROWS"] * tiles_of_program)
+        of_scale = branch.new_empty(programs, branch.shape[-1], dtype=torch.float32)
+        tensors = gradient.contiguous(), branch, scale, of_branch, of_scale
+        launch(residual_backward_kernel, programs, tensors, (rows, tiles_of_program), **tile, num_warps=4)
+        return gradient, of_branch, of_scale.sum(0).to(scale.dtype)
+
+
+def scaled_residual_triton(hidden_states: Tensor, branch: Tensor, scale: Tensor) -> Tensor:
+    """Computes `scaled_residual` on a GPU. PyTorch computes tensors that differ in shape or dtype, and wider rows."""
+    alike = hidden_states.shape == branch.shape and hidden_states.dtype == branch.dtype and branch.dtype in TYPES
+    dense = hidden_states.is_contiguous() and branch.is_contiguous() and scale.is_contiguous()
+    here = runs_on(branch.device) and hidden_states.device == branch.device == scale.device and branch.numel() > 0
+    if not (alike and dense and here and branch.shape[-1] <= LARGEST_ROW and launches_at_once(branch)):
+        return scaled_residual(hidden_states, branch, scale)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden_states, branch, scale)):
+        return TritonResidual.apply(hidden_states, branch, scale)
+    return residual_forward(hidden_states, branch, scale)
