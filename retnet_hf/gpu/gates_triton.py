@@ -266,6 +266,7 @@ class TritonNormedGate(torch.autograd.Function):
 def normed_gate_triton(values: Tensor, norm: nn.Module, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """Computes `normed_gate` on a GPU. PyTorch computes other norms and activations, and rows of more than 4,096 numbers."""
     plain = type(norm) is RetNetRMSNorm and not has_hooks([norm]) and is_silu(activation)
+    plain = plain and type(norm.weight) in (nn.Parameter, type(None))
     if not (plain and values.shape[-1] <= LARGEST_ROW and covered(values, gate)):
         return normed_gate(values, norm, gate, activation)
     weight = norm.weight

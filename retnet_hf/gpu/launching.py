@@ -72,8 +72,9 @@ def launch(kernel: Any, programs: int, tensors: tuple[Tensor, ...], numbers: tup
             return launch(kernel, programs, tensors, numbers, **options)
     kinds = [(tensor.dtype, tensor.data_ptr() % 16 == 0) for tensor in tensors]
     use = (id(kernel), device, numbers, *options.values(), *kinds)
-    if use in launches:
-        compiled, constants = launches[use]
+    known = launches.get(use)
+    if known is not None:
+        compiled, constants = known
         try:
             compiled[(programs, 1, 1)](*tensors, *numbers, *constants)
             return None

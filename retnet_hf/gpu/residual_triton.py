@@ -8,7 +8,7 @@ The backward pass reads gradient and branch once. PyTorch's operations read them
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..ops.gradients import scaled_residual
 from ..ops.retention_forms import gradients_where_asked
@@ -93,6 +93,7 @@ def scaled_residual_triton(hidden_states: Tensor, branch: Tensor, scale: Tensor)
     """Computes `scaled_residual` on a GPU. PyTorch computes tensors that differ in shape or dtype, and wider rows."""
     alike = hidden_states.shape == branch.shape and hidden_states.dtype == branch.dtype and branch.dtype in TYPES
     dense = hidden_states.is_contiguous() and branch.is_contiguous() and scale.is_contiguous()
+    alike = alike and type(hidden_states) is Tensor and type(scale) in (Tensor, nn.Parameter)
     here = runs_on(branch.device) and hidden_states.device == branch.device == scale.device and branch.numel() > 0
     if not (alike and dense and here and branch.shape[-1] <= LARGEST_ROW and launches_at_once(branch)):
         return scaled_residual(hidden_states, branch, scale)

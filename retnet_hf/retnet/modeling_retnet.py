@@ -249,8 +249,9 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         """Returns the output (B, T, D) of all layers and the final norm for embedded tokens (B, T, D)."""
         if state is not None and computes_layers_again(self):
             state = UpdatedOnce(state)
-        launches = state is not None and hidden_states.device.type != "cpu" and not torch.compiler.is_compiling()
-        with plans[0].layout.advancing_together() if launches else nullcontext():
+        layout = next((plan.layout for plan in plans if isinstance(plan, Plan)), None)
+        together = layout is not None and state is not None and not torch.compiler.is_compiling()
+        with layout.advancing_together() if together else nullcontext():
             for layer, plan in zip(self.layers, plans):
                 hidden_states = layer(hidden_states, plan=plan, state=state, **kwargs)
         return self.norm(hidden_states)
