@@ -200,15 +200,16 @@ def recorded(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def tile_of_rows(values: Tensor) -> dict[str, int]:
-    tile = next_power_of_2(values.shape[-1])
+def tile_of_rows(size: int) -> dict[str, int]:
+    """Returns the tile of a program that computes whole rows of `size` numbers."""
+    tile = next_power_of_2(size)
     return {"ROWS": max(1, ELEMENTS_OF_TILE // tile), "TILE": tile}
 
 
 def normed_gate_forward(values: Tensor, weight: Tensor | None, gate: Tensor, eps: float) -> Tensor:
     """Returns norm(values) · SiLU(gate), (B, T, H V), for rows that are dense in memory."""
     batch, heads, length, size = values.shape
-    output, tile = torch.empty_like(gate, memory_format=torch.contiguous_format), tile_of_rows(values)
+    output, tile = torch.empty_like(gate, memory_format=torch.contiguous_format), tile_of_rows(size)
     rows = batch * heads * length
     launch(
         normed_gate_kernel,
@@ -244,7 +245,7 @@ class TritonNormedGate(torch.autograd.Function):
             return *asked, None
         of_values = empty_rows(values, heads, values.dtype)
         of_gate = torch.empty_like(gate, memory_format=torch.contiguous_format)
-        tile, rows = tile_of_rows(values), batch * heads * length
+        tile, rows = tile_of_rows(size), batch * heads * length
         tiles_of_program = cdiv(rows, tile["ROWS"] * 8 * processors_of(values.device))
         programs = cdiv(rows, tile["ROWS"] * tiles_of_program)
         of_weight = values.new_empty(programs if weight is not None else 0, size, dtype=torch.float32)

@@ -12,13 +12,9 @@ from torch import Tensor, nn
 
 from ..ops.gradients import scaled_residual
 from ..ops.retention_forms import gradients_where_asked
-from .launching import cdiv, launch, next_power_of_2
+from .gates_triton import LARGEST_ROW, TYPES, recorded, tile_of_rows
+from .launching import cdiv, launch
 from .retention_triton import launches_at_once, processors_of, runs_on
-
-
-ELEMENTS_OF_TILE = 4096
-LARGEST_ROW = 4096
-TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit
@@ -52,16 +48,12 @@ def residual_backward_kernel(
     tl.store(of_scale + tl.program_id(0) * SIZE + columns, tl.sum(total, axis=0), mask=columns < SIZE)
 
 
-def tile_of_rows(size: int) -> dict[str, int]:
-    tile = next_power_of_2(size)
-    return {"SIZE": size, "ROWS": max(1, ELEMENTS_OF_TILE // tile), "TILE": tile}
-
-
 def residual_forward(hidden_states: Tensor, branch: Tensor, scale: Tensor) -> Tensor:
     """Returns hidden_states + branch · scale for dense tensors (..., C)."""
-    output, tile = torch.empty_like(hidden_states), tile_of_rows(branch.shape[-1])
-    rows = branch.numel() // branch.shape[-1]
-    launch(residual_kernel, cdiv(rows, tile["ROWS"]), (hidden_states, branch, scale, output), (rows,), **tile, num_warps=4)
+    output, size = torch.empty_like(hidden_states), branch.shape[-1]
+    tile, rows = tile_of_rows(size), branch.numel() // size
+    tensors = hidden_states, branch, scale, output
+    launch(residual_kernel, cdiv(rows, tile["ROWS"]), tensors, (rows,), SIZE=size, **tile, num_warps=4)
     return output
 
 
@@ -79,13 +71,13 @@ class TritonResidual(torch.autograd.Function):
         if torch.is_grad_enabled():  # double backward
             result = torch.addcmul(hidden_states, branch, scale)
             return tuple(gradients_where_asked((result,), (hidden_states, branch, scale), (gradient,)))
-        of_branch, tile = torch.empty_like(branch), tile_of_rows(branch.shape[-1])
-        rows = branch.numel() // branch.shape[-1]
+        of_branch, size = torch.empty_like(branch), branch.shape[-1]
+        tile, rows = tile_of_rows(size), branch.numel() // size
         tiles_of_program = cdiv(rows, tile["ROWS"] * 8 * processors_of(branch.device))
         programs = cdiv(rows, tile["ROWS"] * tiles_of_program)
-        of_scale = branch.new_empty(programs, branch.shape[-1], dtype=torch.float32)
+        of_scale = branch.new_empty(programs, size, dtype=torch.float32)
         tensors = gradient.contiguous(), branch, scale, of_branch, of_scale
-        launch(residual_backward_kernel, programs, tensors, (rows, tiles_of_program), **tile, num_warps=4)
+        launch(residual_backward_kernel, programs, tensors, (rows, tiles_of_program), SIZE=size, **tile, num_warps=4)
         return gradient, of_branch, of_scale.sum(0).to(scale.dtype)
 
 
@@ -97,6 +89,6 @@ def scaled_residual_triton(hidden_states: Tensor, branch: Tensor, scale: Tensor)
     here = runs_on(branch.device) and hidden_states.device == branch.device == scale.device and branch.numel() > 0
     if not (alike and dense and here and branch.shape[-1] <= LARGEST_ROW and launches_at_once(branch)):
         return scaled_residual(hidden_states, branch, scale)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden_states, branch, scale)):
+    if recorded(hidden_states, branch, scale):
         return TritonResidual.apply(hidden_states, branch, scale)
     return residual_forward(hidden_states, branch, scale)

@@ -255,7 +255,7 @@ TARGETS = [*(GPUTarget("cuda", architecture, 32) for architecture in (80, 90, 10
 def test_gates_spill_nothing(target, kernel, size):
     constants = {"TILE": gates_triton.ELEMENTS_OF_TILE}
     if "normed" in kernel:
-        constants = {"H": 8, "V": size, "EPS": 1e-6, "HAS_WEIGHT": True} | gates_triton.tile_of_rows(torch.empty(1, size))
+        constants = {"H": 8, "V": size, "EPS": 1e-6, "HAS_WEIGHT": True} | gates_triton.tile_of_rows(size)
     names = set(getattr(gates_triton, kernel).arg_names) & {
         "gradient",
         "values",
@@ -277,7 +277,7 @@ def test_the_residual_spills_nothing(target, kernel):
     names = set(kernel.arg_names) & {"hidden", "branch", "scale", "output", "gradient", "of_branch"}
     pointers = dict.fromkeys(names, "bf16") | ({"of_scale": "fp32"} if "of_scale" in kernel.arg_names else {})
     tiles = retention_triton.Tiles(1, 1, 1, 4, 2)
-    assert compiled(kernel, pointers, residual_triton.tile_of_rows(384), target, tiles)["stack"] == 0
+    assert compiled(kernel, pointers, {"SIZE": 384} | gates_triton.tile_of_rows(384), target, tiles)["stack"] == 0
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
