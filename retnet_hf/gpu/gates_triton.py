@@ -63,7 +63,7 @@ def load_heads(tensor, batch, head, token, of_batch, of_head, of_token, columns,
     return tl.load(tensor + rows[:, None] + columns[None, :], mask=there, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "length"])
 def normed_gate_kernel(
     values,  # (B, H, T, V)
     gate,  # (B, T, H V)
@@ -96,7 +96,7 @@ def normed_gate_kernel(
     tl.store(pointers, (result * opened).to(output.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "length", "tiles_of_program"])
 def normed_gate_backward_kernel(
     gradient,  # (B, T, H V), dense in memory
     values,  # (B, H, T, V)

@@ -123,7 +123,8 @@ class Sample:
             numbers = drawn(1, length, *sizes).to(dtype)
             return numbers.transpose(1, 2) if len(sizes) > 1 else numbers
 
-        self.labels = torch.arange(length, device="cpu")[:, None] % (heads * value_dim)  # label 0 is ignored
+        self.labels = torch.arange(-1, length - 1, device="cpu")[:, None] % (heads * value_dim)
+        self.labels[0] = -100  # is ignored
         self.state, self.angle = drawn(1, matrices, key_dim, value_dim), 100 * drawn(1, 1, length, key_dim // 2)
         exponents = torch.arange(5, 5 + matrices, device="cpu", dtype=torch.float64).clamp(max=9)
         self.log_decay = torch.log1p(-(2.0**-exponents))
@@ -157,14 +158,20 @@ class Sample:
         if self.part != "step":
             found["the scaled residual"] = kernels.scaled_residual(gate, ungated, scale)
         if trains:
-            weights = [self.weights[name].to(device, result.dtype) for name, result in found.items()]
-            gradients = torch.autograd.grad(list(found.values()), leaves.values(), weights, allow_unused=True)
-            gradients = {f"the gradient of the {name}": gradient for name, gradient in zip(leaves, gradients)}
-            found |= {name: gradient for name, gradient in gradients.items() if gradient is not None}
+            found |= self.gradients(leaves, {name: result for name, result in found.items() if name != "the state"})
+            if state is not None:  # alone, because the loss of a usual step of training does not depend on it
+                found |= self.gradients({"keys for the state": key, "values for the state": value}, {"the state": state})
             of_logits, labels = torch.empty_like(gate[0]), self.labels.to(device)
-            loss = kernels.cross_entropy_(gate[0].detach(), labels, 0, of_angles, of_logits)
+            loss = kernels.cross_entropy_(gate[0].detach(), labels, -100, of_angles, of_logits)
             found |= {"the cross entropy": loss, "the gradient of the logits": of_logits}
         return found
+
+    def gradients(self, leaves: dict[str, Tensor], results: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the gradients of weighted sums of the results, by name."""
+        weights = [self.weights[name].to(result.device, result.dtype) for name, result in results.items()]
+        options = {"allow_unused": True, "retain_graph": True}
+        found = torch.autograd.grad(list(results.values()), leaves.values(), weights, **options)
+        return {f"the gradient of the {name}": each for name, each in zip(leaves, found) if each is not None}
 
     def retention(
         self, kernels: Kernels, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor

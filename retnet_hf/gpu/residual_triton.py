@@ -17,7 +17,7 @@ from .launching import cdiv, launch
 from .retention_triton import launches_at_once, processors_of, runs_on
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def residual_kernel(hidden, branch, scale, output, rows, SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Computes hidden + branch · scale for some rows."""
     row, columns = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, TILE)
@@ -29,7 +29,7 @@ def residual_kernel(hidden, branch, scale, output, rows, SIZE: tl.constexpr, ROW
     tl.store(output + places, result.to(output.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "tiles_of_program"])
 def residual_backward_kernel(
     gradient, branch, scale, of_branch, of_scale, rows, tiles_of_program,
     SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,

@@ -46,7 +46,7 @@ def rotate_tile(
     tl.store(pointers + HALF, (first * sine + second * cosine).to(dtype), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "batches"])
 def rotation_kernel(
     query,  # (B, H, T, K)
     key,  # (B, G, T, K)

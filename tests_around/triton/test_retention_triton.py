@@ -306,18 +306,18 @@ def test_segments_are_for_devices_that_states_would_leave_idle():
     assert retention_triton.segments_of(programs=8, chunks=1, processors=132) == 1
 
 
-def test_a_single_token_compiles():
-    """A whole number that is 1 is a constant of the kernel, which the interpreter does not show."""
-    target = GPUTarget("cuda", 90, 32)
-    for result in ("states", "gradients of states", "output", "key gradient"):
-        assert resources(result, target, length=1, chunks=1, chunks_in_segment=1, batches=1)["stack"] == 0
+def test_kernels_are_compiled_once_for_all_lengths_and_batches():
+    for kernel in (retention_triton.states_kernel, retention_triton.read_kernel, rotation_triton.rotation_kernel):
+        numbers = [each for each in kernel.params if not each.is_constexpr and each.name in ("batches", "length", "chunks")]
+        assert len(numbers) >= 2
+        assert all(number.do_not_specialize for number in numbers)
 
 
-def resources(result, target, dtype="bf16", marked=False, **ones) -> dict:
+def resources(result, target, dtype="bf16", marked=False) -> dict:
     """Of the kernel that computes a result at the paper's shape: 8 heads, K = 256, V = 512."""
     of_products, wide = (torch.bfloat16, "bf16") if dtype == "bf16" else (torch.float32, "fp32")
     chunk = 128 if dtype == "bf16" and target.arch in (90, 100) else 64
-    constants = ones | {"MARKED": marked, "C": chunk, "PRECISION": "tf32" if dtype == "fp16" else "ieee"}
+    constants = {"MARKED": marked, "C": chunk, "PRECISION": "tf32" if dtype == "fp16" else "ieee"}
     constants["DTYPE"] = tl.bfloat16 if dtype == "bf16" else tl.float32
     pointers = {"log_decay": "fp32", "layout": "i32", "states": wide}
     backward = result == "gradients of states"
