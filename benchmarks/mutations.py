@@ -57,6 +57,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [
             ("reset = position < expected", "reset = position <= expected"),
             ("next_position = torch.where(last >= 0, there, start)", "next_position = there"),
+            ("torch._foreach_add_(lengths, self.tokens)", "pass"),
             ("seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0))", "seq_idx[:, 1:] != seq_idx[:, :-1], (0, 1))"),
             ("first = min(width - length, int(past_length))", "first = width - length"),
             ("past_length.clamp(max=width - length) +", "past_length * 0 +"),
@@ -245,17 +246,72 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("values_gradient = torch.empty_like(values) if ctx.needs_input_grad[0]", "values_gradient = None if True"),
         ],
     ),
-    "retention_triton": ("retention_triton", [(" and forward_ad._current_level < 0", "")]),
+    "retention_triton": (
+        "retention_triton",
+        [
+            (" and forward_ad._current_level < 0", ""),
+            ("distance, visible = tl.abs(distance), tokens[None, :] >= 0", "visible = tokens[None, :] >= 0"),
+            ("(others if after_chunk else states)", "states"),
+            ("adds = not BACKWARD or head % HEADS_OF_MATRIX == 0", "adds = head >= 0"),
+            ("key_document == (document_before if BACKWARD else document_after)", "key_document >= 0"),
+            ("around = (after, None) if before is None else (before, after)", "around = (after, None)"),
+        ],
+    ),
     "rotation_triton": (
         "retention_triton",
         [
             ("        sine = -sine", "        pass"),
             ("0 if cos.shape[0] == 1 else cos.stride(0)", "0"),
             ("not ctx.back", "ctx.back"),
-            ("cos.shape == sin.shape", "True"),
-            ("size % 2 == 0 and", ""),
-            ("with_dense_rows(vectors), cos.contiguous()", "vectors, cos.contiguous()"),
-            ("cos.contiguous(), sin.contiguous()", "cos, sin"),
+            ("given[0] != given[1] or given[2] != given[3] or ", ""),
+            ("if size % 2 or key", "if key"),
+            ("query, key = with_dense_rows(query), with_dense_rows(key)", "pass"),
+            ("[turn.contiguous() for turn in (*of_query, *of_key)]", "[*of_query, *of_key]"),
+            ("of_key = of_head - batches * H", "of_key = of_head"),
+        ],
+    ),
+    "gates_triton": (
+        "retention_triton",
+        [
+            ("gate * share, share * (1 + gate * (1 - share))", "gate * share, share"),
+            ("(tl.sum(upstream * normed, axis=1) / V)[:, None]) * scale", "0.0) * scale"),
+            ("total += upstream * normed", "total += upstream"),
+            ("tl.sum(result * result, axis=1) / V + EPS", "tl.sum(result * result, axis=1) / V"),
+            (
+                "first = tl.arange(0, TILE), tl.program_id(0).to(tl.int64) * tiles_of_program * ROWS",
+                "first = tl.arange(0, TILE), 0",
+            ),
+        ],
+    ),
+    "cross_entropy_triton": (
+        "retention_triton",
+        [
+            ("result = tl.where(counted, result, 0.0)", "pass"),
+            ("total = total * tl.exp(before - largest) +", "total = total +"),
+            ('other=float("nan")', "other=0.0"),
+        ],
+    ),
+    "residual_triton": (
+        "retention_triton",
+        [
+            ("(upstream * factor[None, :])", "upstream"),
+            ("total += upstream * tl.load(branch", "total += tl.load(branch"),
+        ],
+    ),
+    "launching": (
+        "launching",
+        [
+            ("tensor.data_ptr() % 16 == 0", "True"),
+            ("(*tensors, *numbers, *constants)", "(*tensors, *numbers)"),
+            ("numbers, *options.values(), *kinds)", "*options.values(), *kinds)"),
+            ("launches.clear()\n        launches[use]", "launches[use]"),
+        ],
+    ),
+    "kernel_check": (
+        "kernels",
+        [
+            ("for _ in range(2):  #", "for _ in range(1):  #"),
+            ("RIGHT.difference_update(", "list("),
         ],
     ),
     "retention_packed": (

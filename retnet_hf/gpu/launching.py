@@ -42,9 +42,9 @@ def compiled_together() -> Iterator[None]:
             compiling.jobs = None  # the pool waits for its jobs
 
 
-def compile_alone(kernel: Any, device: torch.device, arguments: tuple, options: dict[str, Any]) -> None:
-    """Compiles a kernel for these arguments, and loads it to the device."""
-    with torch.cuda.device(device):
+def compile_alone(kernel: Any, arguments: tuple, options: dict[str, Any]) -> None:
+    """Compiles a kernel for these arguments, and loads it to the device of the first argument."""
+    with torch.cuda.device_of(arguments[0]):
         kernel.warmup(*arguments, grid=(1,), **options)[(1, 1, 1)]
 
 
@@ -84,7 +84,7 @@ def launch(kernel: Any, programs: int, tensors: tuple[Tensor, ...], numbers: tup
     jobs: dict[tuple, Future] | None = getattr(compiling, "jobs", None)
     if jobs is not None and isinstance(kernel, triton.JITFunction):
         if use not in jobs:
-            jobs[use] = compiling.pool.submit(compile_alone, kernel, device, (*tensors, *numbers), options)
+            jobs[use] = compiling.pool.submit(compile_alone, kernel, (*tensors, *numbers), options)
         return None
     compiled = kernel[(programs,)](*tensors, *numbers, **options)
     if remembers and compiled is not None:  # None under Triton's interpreter
