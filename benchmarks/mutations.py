@@ -577,7 +577,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "vision_blocks": (
         "vision_blocks vision_promises",
         [
-            ("branch = branch * self.scale", "pass"),
+            ("branch, self.scale)", "branch, torch.ones_like(self.scale))"),
             ("(kept / keep_rate).to(branch.dtype)", "kept.to(branch.dtype)"),
             ("one_per_image = (branch.shape[0],) +", "one_per_image = (1,) +"),
             ("last * next(blocks) / last_block", "last * next(blocks) / (last_block + 1)"),
