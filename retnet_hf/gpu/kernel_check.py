@@ -17,7 +17,6 @@ from transformers.utils import logging
 from ..modules.rms_norm import RetNetRMSNorm
 from ..ops.kernels import RIGHT, TORCH, Kernels, Sizes
 from ..ops.retention_forms import bidirectional_retention, retention, step_decay
-from .launching import compiled_together
 
 
 logger = logging.get_logger(__name__)
@@ -88,7 +87,7 @@ def difference(
     """
     with torch.set_grad_enabled("gradients" in parts):
         samples = [Sample(dtype, sizes, part) for part in parts]
-        with compiled_together():
+        with kernels.compiled_together():
             for sample in samples:
                 sample.results(kernels, device, dtype)
             exact = [sample.results(TORCH, torch.device("cpu"), torch.float64) for sample in samples]

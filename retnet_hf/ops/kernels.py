@@ -5,6 +5,7 @@
 import functools
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -38,6 +39,7 @@ class Kernels(NamedTuple):
     normed_gate: Callable[..., Tensor] = normed_gate
     cross_entropy_: Callable[..., Tensor] = cross_entropy_and_gradient_
     scaled_residual: Callable[..., Tensor] = scaled_residual
+    compiled_together: Callable[[], AbstractContextManager] = nullcontext  # compiles kernels before their first launch
     bidirectional: bool = False  # whether `chunkwise` has an argument of that name
     checked: bool = False  # whether results are compared with PyTorch's before use
 
@@ -75,8 +77,9 @@ def _use(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Size
         if not _by_default:
             try:
                 _by_default.append(_import_kernels("triton"))
-            except _NOT_TO_BE_HAD:
+            except _NOT_TO_BE_HAD as error:
                 _by_default.append(TORCH)
+                logger.warning_once(f"PyTorch's operations compute retention, because there are no kernels here: {error}.")
         [kernels] = _by_default
     if not kernels.checked:
         return kernels.runs_on(device)
@@ -134,11 +137,19 @@ def load_kernels(name: str) -> Kernels:
 def _import_kernels(name: str) -> Kernels:
     from ..gpu.cross_entropy_triton import cross_entropy_triton_
     from ..gpu.gates_triton import gated_triton, normed_gate_triton
+    from ..gpu.launching import compiled_together
     from ..gpu.residual_triton import scaled_residual_triton
     from ..gpu.retention_triton import chunkwise_retention_triton, recurrent_step_triton_, runs_on
     from ..gpu.rotation_triton import rotate_triton
 
-    others = rotate_triton, gated_triton, normed_gate_triton, cross_entropy_triton_, scaled_residual_triton
+    others = (
+        rotate_triton,
+        gated_triton,
+        normed_gate_triton,
+        cross_entropy_triton_,
+        scaled_residual_triton,
+        compiled_together,
+    )
     if name == "triton":
         return Kernels(runs_on, chunkwise_retention_triton, recurrent_step_triton_, *others, True, True)
     if name != "fla":

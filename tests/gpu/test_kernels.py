@@ -75,6 +75,19 @@ def test_without_fla_pytorch_computes(monkeypatch):
     assert load_kernels("fla") is TORCH
 
 
+def test_a_gpu_without_triton_is_told_about_by_default(no_triton, monkeypatch):
+    said = []
+    monkeypatch.setattr(kernels_module.logger, "warning_once", said.append)
+    monkeypatch.setattr(kernels_module, "AUTO", AUTO._replace(runs_on=lambda device: True))
+    model = model_of()
+    use_kernels(model)
+    for _ in range(2):
+        model(IDS)
+    [message] = said
+    assert message.startswith("PyTorch's operations compute retention")
+    assert "triton" in message
+
+
 @pytest.mark.parametrize("kernels", ["triton", "fla"])
 def test_a_gpu_without_triton_is_told_about(no_triton, monkeypatch, caplog, kernels):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
