@@ -48,7 +48,8 @@ def cross_entropy_kernel(
         places = start + tl.arange(0, TILE)
         values = tl.load(logits + places, mask=places < columns, other=-float("inf")).to(tl.float32)
         before, largest = largest, tl.maximum(largest, tl.max(values))
-        total = total * tl.exp(before - largest) + tl.sum(tl.exp(values - largest))
+        level = tl.where(largest == float("-inf"), 0.0, largest)  # as long as all logits are -inf
+        total = total * tl.exp(before - level) + tl.sum(tl.exp(values - level))
     log_sum = largest + tl.log(total)
     tl.store(losses + row, tl.where(counted, log_sum - of_label, 0.0))
 

@@ -173,8 +173,9 @@ class TritonGate(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         values, gate = ctx.saved_tensors
-        if torch.is_grad_enabled():  # double backward
-            return tuple(gradients_where_asked((values * F.silu(gate),), (values, gate), (gradient,)))
+        if torch.is_grad_enabled() or not launches_at_once(gradient):  # double backward, batched gradients
+            share = gate.sigmoid()
+            return gradient * gate * share, gradient * values * share * (1 + gate * (1 - share))
         of_values, of_gate, elements = torch.empty_like(values), torch.empty_like(gate), values.numel()
         tensors = gradient.contiguous(), values, gate, of_values, of_gate
         programs = cdiv(elements, ELEMENTS_OF_TILE)
@@ -239,9 +240,10 @@ class TritonNormedGate(torch.autograd.Function):
     def backward(ctx, gradient):
         values, weight, gate = ctx.saved_tensors
         batch, heads, length, size = values.shape
-        if torch.is_grad_enabled():  # double backward
-            normed = F.rms_norm(values, (size,), weight, ctx.eps).transpose(1, 2).flatten(2)
-            asked = gradients_where_asked((normed * F.silu(gate),), (values, weight, gate), (gradient,))
+        if torch.is_grad_enabled() or not launches_at_once(gradient):
+            with torch.enable_grad():
+                normed = F.rms_norm(values, (size,), weight, ctx.eps).transpose(1, 2).flatten(2)
+                asked = gradients_where_asked((normed * F.silu(gate),), (values, weight, gate), (gradient,))
             return *asked, None
         of_values = empty_rows(values, heads, values.dtype)
         of_gate = torch.empty_like(gate, memory_format=torch.contiguous_format)
@@ -266,12 +268,25 @@ class TritonNormedGate(torch.autograd.Function):
 
 def normed_gate_triton(values: Tensor, norm: nn.Module, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """Computes `normed_gate` on a GPU. PyTorch computes other norms and activations, and rows of more than 4,096 numbers."""
-    plain = type(norm) is RetNetRMSNorm and not has_hooks([norm]) and is_silu(activation)
-    plain = plain and type(norm.weight) in (nn.Parameter, type(None))
-    if not (plain and values.shape[-1] <= LARGEST_ROW and covered(values, gate)):
+    batch, heads, length, size = values.shape
+    plain = type(norm) is RetNetRMSNorm and is_without_hooks(norm) and is_silu(activation)
+    plain = plain and gate.shape == (batch, length, heads * size) and size <= LARGEST_ROW
+    if not (plain and covered(values, gate) and (norm.weight is None or is_row(norm.weight, values))):
         return normed_gate(values, norm, gate, activation)
     weight = norm.weight
     values, gate = with_dense_rows(values), with_dense_rows(gate)
     if recorded(values, weight, gate):
         return TritonNormedGate.apply(values, weight, gate, norm.eps)
     return normed_gate_forward(values, weight, gate, norm.eps)
+
+
+def is_without_hooks(module: nn.Module) -> bool:
+    """Returns whether no hook sees a call of the module or its gradient."""
+    backward = module._backward_hooks or module._backward_pre_hooks or nn.modules.module._has_any_global_hook()
+    return not backward and not has_hooks([module])
+
+
+def is_row(weight: Tensor, values: Tensor) -> bool:
+    """Returns whether a kernel can read one number of the weight for each number in a row of the values."""
+    plain = type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous() and weight.device == values.device
+    return plain and weight.shape == values.shape[-1:]

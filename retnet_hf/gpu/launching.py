@@ -84,6 +84,7 @@ def launch(kernel: Any, programs: int, tensors: tuple[Tensor, ...], numbers: tup
     jobs: dict[tuple, Future] | None = getattr(compiling, "jobs", None)
     if jobs is not None and isinstance(kernel, triton.JITFunction):
         if use not in jobs:
+            _ = kernel.cache_key  # Triton's hash of the sources, which old versions do not compute safely in several threads
             jobs[use] = compiling.pool.submit(compile_alone, kernel, (*tensors, *numbers), options)
         return None
     compiled = kernel[(programs,)](*tensors, *numbers, **options)

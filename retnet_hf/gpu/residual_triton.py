@@ -8,11 +8,10 @@ The backward pass reads gradient and branch once. PyTorch's operations read them
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..ops.gradients import scaled_residual
-from ..ops.retention_forms import gradients_where_asked
-from .gates_triton import LARGEST_ROW, TYPES, recorded, tile_of_rows
+from .gates_triton import LARGEST_ROW, TYPES, is_row, recorded, tile_of_rows
 from .launching import cdiv, launch
 from .retention_triton import launches_at_once, processors_of, runs_on
 
@@ -62,15 +61,14 @@ class TritonResidual(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden_states, branch, scale):
-        ctx.save_for_backward(hidden_states, branch, scale)
+        ctx.save_for_backward(branch, scale)
         return residual_forward(hidden_states, branch, scale)
 
     @staticmethod
     def backward(ctx, gradient):
-        hidden_states, branch, scale = ctx.saved_tensors
-        if torch.is_grad_enabled():  # double backward
-            result = torch.addcmul(hidden_states, branch, scale)
-            return tuple(gradients_where_asked((result,), (hidden_states, branch, scale), (gradient,)))
+        branch, scale = ctx.saved_tensors
+        if torch.is_grad_enabled() or not launches_at_once(gradient):  # double backward, batched gradients
+            return gradient, gradient * scale, (gradient * branch).flatten(0, -2).sum(0)
         of_branch, size = torch.empty_like(branch), branch.shape[-1]
         tile, rows = tile_of_rows(size), branch.numel() // size
         tiles_of_program = cdiv(rows, tile["ROWS"] * 8 * processors_of(branch.device))
@@ -84,10 +82,10 @@ class TritonResidual(torch.autograd.Function):
 def scaled_residual_triton(hidden_states: Tensor, branch: Tensor, scale: Tensor) -> Tensor:
     """Computes `scaled_residual` on a GPU. PyTorch computes tensors that differ in shape or dtype, and wider rows."""
     alike = hidden_states.shape == branch.shape and hidden_states.dtype == branch.dtype and branch.dtype in TYPES
-    dense = hidden_states.is_contiguous() and branch.is_contiguous() and scale.is_contiguous()
-    alike = alike and type(hidden_states) is Tensor and type(scale) in (Tensor, nn.Parameter)
-    here = runs_on(branch.device) and hidden_states.device == branch.device == scale.device and branch.numel() > 0
-    if not (alike and dense and here and branch.shape[-1] <= LARGEST_ROW and launches_at_once(branch)):
+    dense = hidden_states.is_contiguous() and branch.is_contiguous() and is_row(scale, branch)
+    here = runs_on(branch.device) and hidden_states.device == branch.device and branch.numel() > 0
+    plain = type(hidden_states) is Tensor and branch.shape[-1] <= LARGEST_ROW and launches_at_once(branch)
+    if not (alike and dense and here and plain):
         return scaled_residual(hidden_states, branch, scale)
     if recorded(hidden_states, branch, scale):
         return TritonResidual.apply(hidden_states, branch, scale)

@@ -22,7 +22,7 @@ from .retention_forms import gradients_where_asked, needs_autograd
 BLOCK_SIZE = 2**17  # elements of a tensor that are computed at a time on a CPU
 LOGITS_AT_A_TIME_ON_CPU = 2**22
 LOGITS_AT_A_TIME_ELSEWHERE = 2**26
-LOGITS_AT_A_TIME_WITH_KERNEL = 2**28  # the softmax does not exist as a tensor
+LOGITS_AT_A_TIME_WITH_KERNEL = 2**28  # in training, where the softmax then does not exist as a tensor
 
 
 def token_blocks(tensor: Tensor, threads: int = 1) -> list[slice]:
@@ -317,7 +317,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         asked, weight_gradient = for_hidden_states or for_weight, None
 
         elements = LOGITS_AT_A_TIME_ON_CPU if weight.device.type == "cpu" else LOGITS_AT_A_TIME_ELSEWHERE
-        if cross_entropy_ is not cross_entropy_and_gradient_:
+        if asked and dtype == torch.float32 and cross_entropy_ is not cross_entropy_and_gradient_:
             elements = LOGITS_AT_A_TIME_WITH_KERNEL
         size = max(1, elements // weight.shape[0])
         for start in range(0, max(1, hidden_states.shape[0]), size):

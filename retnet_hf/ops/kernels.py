@@ -35,7 +35,7 @@ class Kernels(NamedTuple):
     chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # like `chunkwise_retention`; None: `retention_in_chunks`
     step_: Callable[..., tuple[Tensor, Tensor]]  # like `recurrent_step_`
     rotate: Callable[..., tuple[Tensor, Tensor]]  # like `gradients.rotate_both`; a kernel returns the operands' dtypes
-    gated: Callable[..., Tensor] = gated  # like the function of that name in gradients.py, as the next three
+    gated: Callable[..., Tensor] = gated  # the defaults of these four are the functions that kernels replace
     normed_gate: Callable[..., Tensor] = normed_gate
     cross_entropy_: Callable[..., Tensor] = cross_entropy_and_gradient_
     scaled_residual: Callable[..., Tensor] = scaled_residual
@@ -102,7 +102,7 @@ def kernels_of_call(kernels: Kernels, device: torch.device, dtype: torch.dtype, 
 
 
 def kernels_found_right(kernels: Kernels, operand: Tensor) -> Kernels:
-    """Returns the implementation of gates and losses: the kernels, if they compute retention in this dtype, or `TORCH`.
+    """Returns the implementation of gates, losses and residuals: the kernels, if found right in this dtype, or `TORCH`.
 
     Under a compiler, which fuses PyTorch's operations, this is `TORCH`.
     """
@@ -142,19 +142,23 @@ def _import_kernels(name: str) -> Kernels:
     from ..gpu.retention_triton import chunkwise_retention_triton, recurrent_step_triton_, runs_on
     from ..gpu.rotation_triton import rotate_triton
 
-    others = (
-        rotate_triton,
-        gated_triton,
-        normed_gate_triton,
-        cross_entropy_triton_,
-        scaled_residual_triton,
-        compiled_together,
-    )
     if name == "triton":
-        return Kernels(runs_on, chunkwise_retention_triton, recurrent_step_triton_, *others, True, True)
+        return Kernels(
+            runs_on,
+            chunkwise_retention_triton,
+            recurrent_step_triton_,
+            rotate_triton,
+            gated=gated_triton,
+            normed_gate=normed_gate_triton,
+            cross_entropy_=cross_entropy_triton_,
+            scaled_residual=scaled_residual_triton,
+            compiled_together=compiled_together,
+            bidirectional=True,
+            checked=True,
+        )
     if name != "fla":
         raise ImportError(f"_import_kernels has no branch for {name}")
     from ..gpu import retention_fla
 
     names = ("runs_on", "chunkwise_retention_fla", "recurrent_step_fla_")
-    return Kernels(*(getattr(retention_fla, each) for each in names), *others)
+    return Kernels(*(getattr(retention_fla, each) for each in names), rotate_triton)

@@ -85,7 +85,10 @@ class Layout(OnDevice):
 
     @contextmanager
     def advancing_together(self) -> Iterator[None]:
-        """Updates the positions and lengths of all layers at the end of the block, in three launches on a GPU."""
+        """Updates the positions and lengths of all layers at the end of the block, in three launches on a GPU.
+
+        Hooks that look at a state within the block see the positions before the call.
+        """
         self.advancing = deque()
         try:
             yield

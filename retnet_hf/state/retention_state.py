@@ -285,7 +285,7 @@ class RetNetStateLayer(StateLayer):
                 self.next_position = self.next_position.clone()
                 self.cumulative_length = self.cumulative_length.to(state.device, copy=True)
             else:  # created on the device, because a copy to the device would wait for it
-                self.next_position = torch.empty(state.shape[0], dtype=torch.int64, device=state.device)
+                self.next_position = torch.zeros(state.shape[0], dtype=torch.int64, device=state.device)
                 self.cumulative_length = torch.zeros((), dtype=torch.int64, device=state.device)
             self.recurrent_states, self.borrowed = state, False
             if not torch.compiler.is_compiling():

@@ -54,14 +54,17 @@ class ResidualBranch(nn.Module):
 
     Args:
         layer_scale: initial value of the factor of each channel; None for no factors.
+        kernels: as in `load_kernels`. Only models that check kernels before their first use may pass another name.
     """
 
-    def __init__(self, size: int, layer_scale: float | None, drop_path_rate: float, dropout: float = 0.0) -> None:
+    def __init__(
+        self, size: int, layer_scale: float | None, drop_path_rate: float, dropout: float = 0.0, kernels: str = "torch"
+    ) -> None:
         super().__init__()
         self.layer_scale = layer_scale
         self.drop_path_rate = drop_path_rate
         self.dropout = nn.Dropout(dropout)
-        self.kernels = load_kernels("auto")
+        self.kernels = load_kernels(kernels)
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((size,), float(layer_scale)))
 
     def forward(self, hidden_states: Tensor, branch: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ those of a part, such as `cuda 0 4`, the first of four.
 """
 
 import collections
+import contextlib
 import functools
 import json
 import math
@@ -33,6 +34,7 @@ from retnet_hf.gpu import (
     cross_entropy_triton,
     gates_triton,
     kernel_check,
+    launching,
     residual_triton,
     retention_triton,
     rotation_triton,
@@ -80,6 +82,21 @@ def multiply_bfloat16_as_a_device_does() -> None:
         return interpreter.TensorHandle(rounded(binary(self, widened(left), widened(right), operation).data), tl.bfloat16)
 
     builder.create_dot, builder.cast_impl, builder.binary_op = create_dot, cast_impl, binary_op
+
+
+def with_launches(case, least: int) -> dict[str, float]:
+    """The errors of a case, and whether it launched at least so many kernels."""
+    launched = collections.Counter()
+
+    def counted(kernel, *arguments, **options):
+        launched[kernel] += 1
+        return launching.launch(kernel, *arguments, **options)
+
+    with contextlib.ExitStack() as patches:
+        for module in (retention_triton, rotation_triton, gates_triton, residual_triton, cross_entropy_triton):
+            patches.enter_context(mock.patch.object(module, "launch", counted))
+        found = case()
+    return found | {"launches": 0.0 if launched.total() >= least else math.inf}
 
 
 class Case:
@@ -270,9 +287,11 @@ def gates(
         else:
             output = gated(*operands, torch.nn.SiLU())
         operands += [] if weights is None else [weights]
-        gradients = torch.autograd.grad(output, operands, upstream.to(output.dtype), create_graph=True)
-        total = sum((gradient * gradient).sum() for gradient in gradients)
-        return [output, *gradients, torch.autograd.grad(total, operands[1])[0]]
+        upwards = upstream.to(output.dtype)
+        first = torch.autograd.grad(output, operands, upwards, retain_graph=True)
+        again = torch.autograd.grad(output, operands, upwards, create_graph=True)
+        total = sum((gradient * gradient).sum() for gradient in again)
+        return [output, *first, torch.autograd.grad(total, operands[1])[0]]
 
     wide = torch.promote_types(values_dtype, torch.float32)
     actual = results(gates_triton.gated_triton, gates_triton.normed_gate_triton, (values_dtype, dtype))
@@ -300,6 +319,11 @@ def cross_entropy(rows=5, columns=23, dtype="float32", in_place=False) -> dict[s
     gradient = logits if in_place else torch.empty_like(logits)
     loss = cross_entropy_triton.cross_entropy_triton_(logits, labels, -100, torch.float32, gradient)
     rounding = 0 if dtype == torch.float32 else ROUNDING[dtype]
+    logits = torch.full_like(logits, float("-inf"))
+    logits[:, -3:] = 1.0
+    certain = cross_entropy_triton.cross_entropy_triton_(
+        logits, torch.full_like(labels, columns - 1), -100, torch.float32, torch.empty_like(logits)
+    )
     wrong = labels.clone()
     wrong[0] = columns
     unknown = cross_entropy_triton.cross_entropy_triton_(logits, wrong, -100, torch.float32, torch.empty_like(logits))
@@ -307,6 +331,7 @@ def cross_entropy(rows=5, columns=23, dtype="float32", in_place=False) -> dict[s
         "loss": worst(loss, expected, (columns + rows) * ROUNDING[torch.float32] * expected),
         "gradient": worst(gradient, exact, rounding * exact.abs() + columns * ROUNDING[torch.float32]),
         "a label that is none": 0.0 if unknown.isnan() else math.inf,
+        "many logits of -inf": abs(certain.item() - rows * math.log(3)) / 1e-4,
     }
 
 
@@ -320,8 +345,9 @@ def residual(rows=70, size=24, dtype="float32") -> dict[str, float]:
         hidden, branch, upstream = (tensor.to(dtype).detach().requires_grad_() for tensor in drawn)
         factor = scale.to(dtype).detach().requires_grad_()
         output = function(hidden, branch, factor)
-        found = torch.autograd.grad(output, (hidden, branch, factor), upstream, create_graph=True)
-        return [output, *found, torch.autograd.grad(found[1].square().sum(), factor)[0]]
+        found = torch.autograd.grad(output, (hidden, branch, factor), upstream, retain_graph=True)
+        again = torch.autograd.grad(output, (hidden, branch, factor), upstream, create_graph=True)
+        return [output, *found, torch.autograd.grad(again[1].square().sum(), factor)[0]]
 
     actual = results(residual_triton.scaled_residual_triton, dtype)
     exact = results(gradients.scaled_residual, torch.float64)
@@ -397,9 +423,10 @@ class TrainedModel:
 
             return call
 
-        self.with_kernels.model.kernels = kernels._replace(
-            chunkwise=counted("chunkwise"), rotate=counted("rotate"), checked=False
-        )
+        names = ("chunkwise", "rotate", "gated", "normed_gate")
+        for module in self.with_kernels.modules():
+            if hasattr(module, "kernels"):
+                module.kernels = kernels._replace(**{name: counted(name) for name in names}, checked=False)
         expected, actual = self.trained(self.plain), self.trained(self.with_kernels)
         found = {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
         expected, actual = self.generated(self.plain), self.generated(self.with_kernels)
@@ -408,6 +435,7 @@ class TrainedModel:
         found["calls"] = 0.0 if calls["chunkwise"] == 2 * layers else math.inf
         passes = 1 + 8  # of training, and of generation
         found["rotations"] = 0.0 if calls["rotate"] >= passes * layers else math.inf
+        found["gates"] = 0.0 if min(calls["gated"], calls["normed_gate"]) >= passes * layers else math.inf
         return found
 
     def errors_compiled(self) -> dict[str, float]:
@@ -514,6 +542,41 @@ def refused() -> dict[str, float]:
     return found
 
 
+def left_out() -> dict[str, float]:
+    """Gates that a kernel would compute wrongly: 1 for those that a kernel computes."""
+    launched, found = collections.Counter(), {}
+
+    def counted(*arguments, **options):
+        launched["gates"] += 1
+        return launching.launch(*arguments, **options)
+
+    def norm(weight=None) -> RetNetRMSNorm:
+        module = RetNetRMSNorm(8, 1e-6).to(DEVICE)
+        module.weight = module.weight if weight is None else torch.nn.Parameter(weight)
+        return module
+
+    hooked, watched = norm(), norm()
+    hooked.register_forward_hook(lambda *_: None)
+    watched.register_full_backward_hook(lambda *_: None)
+    values, silu = torch.randn(2, 2, 3, 8, device=DEVICE), torch.nn.SiLU()
+    gate = torch.randn(2, 3, 16, device=DEVICE)
+    cases = {
+        "none": (values, norm(), gate, silu),
+        "a gate for all rows": (values, norm(), gate[:1], silu),
+        "a weight with gaps": (values, norm(torch.randn(16, device=DEVICE)[::2]), gate, silu),
+        "a hook": (values, hooked, gate, silu),
+        "a hook of the gradient": (values, watched, gate, silu),
+        "another activation": (values, norm(), gate, torch.nn.GELU()),
+    }
+    for name, operands in cases.items():
+        launched.clear()
+        with mock.patch.object(gates_triton, "launch", counted):
+            result = gates_triton.normed_gate_triton(*operands)
+        found[name] = float((launched["gates"] > 0) != (name == "none"))
+        found[f"{name}, values"] = worst(result, gradients.normed_gate(*operands).double(), 1e-5)
+    return found
+
+
 MODELS = {
     "model": {},
     "model, grouped heads that share states": {"num_key_value_heads": 1, "decay_schedule": [0.9, 0.9]},
@@ -539,13 +602,27 @@ if __name__ == "__main__":
     cases = json.loads(sys.stdin.read()) if DEVICE == "cpu" else cases_of_the_tests()
     work = {name: Case(**case).errors for name, case in cases["chunkwise"].items()}
     work |= {name: functools.partial(steps, **case) for name, case in cases["steps"].items()}
-    work |= {name: functools.partial(rotation, **case) for name, case in cases["rotations"].items()}
-    work |= {name: functools.partial(gates, **case) for name, case in cases["gates"].items()}
-    work |= {name: functools.partial(residual, **case) for name, case in cases["residuals"].items()}
-    work |= {name: functools.partial(cross_entropy, **case) for name, case in cases["losses"].items()}
+    work |= {
+        name: functools.partial(with_launches, functools.partial(rotation, **case), 3)
+        for name, case in cases["rotations"].items()
+    }
+    work |= {
+        name: functools.partial(with_launches, functools.partial(gates, **case), 2) for name, case in cases["gates"].items()
+    }
+    work |= {
+        name: functools.partial(with_launches, functools.partial(residual, **case), 2)
+        for name, case in cases["residuals"].items()
+    }
+    work |= {
+        name: functools.partial(with_launches, functools.partial(cross_entropy, **case), 2)
+        for name, case in cases["losses"].items()
+    }
+    for kind, function in {"rotations": rotation, "gates": gates, "residuals": residual, "losses": cross_entropy}.items():
+        for name, case in cases[kind].items():
+            work[name] = functools.partial(with_launches, functools.partial(function, **case), 2)
     work |= {name: lambda options=options: TrainedModel(**options).errors() for name, options in MODELS.items()}
     work["model, compiled"] = lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()
-    work["wrong shapes"] = refused
+    work["wrong shapes"], work["left out"] = refused, left_out
     work["model, gradient checkpointing"] = lambda: TrainedModel().errors_checkpointed()
     work["operators"] = operators
     work["check of the kernels"] = check_of_the_kernels

@@ -18,6 +18,7 @@ class Kernel:
     """A kernel (x, y, length, TILE). Records how it was launched."""
 
     arg_names = ("x", "y", "length", "TILE")
+    cache_key = "of the sources"
 
     def __init__(self) -> None:
         self.calls = []
