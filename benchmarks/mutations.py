@@ -287,7 +287,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "retention_triton",
         [
             ("result = tl.where(counted, result, 0.0)", "pass"),
-            ("total = total * tl.exp(before - largest) +", "total = total +"),
+            ("total = total * tl.exp(before - level) +", "total = total +"),
             ('other=float("nan")', "other=0.0"),
         ],
     ),

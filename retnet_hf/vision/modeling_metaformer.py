@@ -21,8 +21,16 @@ from transformers.utils import TransformersKwargs
 
 from ..modules.eager_attention import eager_attention_forward
 from ..modules.head_decay import HeadDecay
+from ..ops.kernels import TORCH, Kernels, kernels_of_call, load_kernels
 from ..ops.retention_2d import manhattan_map, manhattan_retention
-from ..ops.retention_forms import bidirectional_retention, decay_map, map_times_values, retention, retention_map
+from ..ops.retention_forms import (
+    bidirectional_retention,
+    decay_map,
+    default_chunk_size,
+    map_times_values,
+    retention,
+    retention_map,
+)
 from .configuration_metaformer import MetaFormerConfig
 from .vision_blocks import (
     ChannelsLast,
@@ -94,6 +102,7 @@ class MetaFormerRetention(MetaFormerHeads):
         self.decay = HeadDecay(config.decays(stage))
         self.g_proj = nn.Linear(size, value_size, bias=config.qkv_bias) if config.use_output_gate else None
         self.gate_fn = ACT2FN[config.output_gate_act]
+        self.kernels = load_kernels("auto")
 
     def forward(
         self, hidden_states: Tensor, output_attentions: bool | None = None, **kwargs: Unpack[TransformersKwargs]
@@ -116,14 +125,24 @@ class MetaFormerRetention(MetaFormerHeads):
         """Returns the retention (B, H, R, L, V) of the tokens and, with `output_maps`, its map (B, H, T, T), else None."""
         grid, form, both_ways, maps = query.shape[2:4], self.config.retention_form, self.config.bidirectional, None
         query, key, value = (tensor.flatten(2, 3) for tensor in (query, key, value))  # (B, H, T, .)
+        covered = form in ("auto", "chunkwise") and not output_maps and query.shape[2] > 1
+        kernels = self.kernels_of(query, value, both_ways) if covered else TORCH
         if output_maps:  # the output is computed from the map, so that a gradient reaches the map
             maps = retention_map(query, key, decay_map(log_decay, query.shape[2], bidirectional=both_ways))
             output = map_times_values(maps, value)
+        elif kernels.bidirectional:
+            output, _ = kernels.chunkwise(query, key, value, log_decay, bidirectional=both_ways)
         elif both_ways:
             output = bidirectional_retention(query, key, value, log_decay, form=form)
         else:
             output, _ = retention(query, key, value, log_decay, form=form)
         return output.unflatten(2, grid), maps
+
+    def kernels_of(self, query: Tensor, value: Tensor, both_ways: bool) -> Kernels:
+        """Returns the implementation of retention for queries (B, H, T, K) and values (B, H, T, V)."""
+        (_, heads, length, key_dim), value_dim = query.shape, value.shape[-1]
+        sizes = heads, heads, heads, key_dim, value_dim, default_chunk_size(key_dim, value_dim), both_ways
+        return kernels_of_call(self.kernels, query.device, query.dtype, sizes, length)
 
 
 class MetaFormerManhattanRetention(MetaFormerRetention):

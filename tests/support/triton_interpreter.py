@@ -12,6 +12,7 @@ those of a part, such as `cuda 0 4`, the first of four.
 import collections
 import contextlib
 import functools
+import importlib
 import json
 import math
 import os
@@ -450,6 +451,31 @@ class TrainedModel:
         return {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
 
 
+def pictures(family: str, **options) -> dict[str, float]:
+    """Logits and gradients of a vision model with kernels, against the same without."""
+    sys.path[:0] = [] if str(Path(__file__).parent) in sys.path else [str(Path(__file__).parent)]
+    module, launched = importlib.import_module(f"small_{family}"), collections.Counter()
+    shown, found = module.images().to(DEVICE), []
+    chunkwise = retention_triton._chunkwise
+
+    def counted(*call):
+        launched["chunkwise"] += 1
+        return chunkwise(*call)
+
+    for kernels in ("torch", "triton"):
+        model = getattr(module, f"small_{family}")(**options).to(DEVICE)
+        for part in model.modules():
+            if hasattr(part, "kernels"):
+                part.kernels = load_kernels(kernels)._replace(checked=False)
+        with mock.patch.object(retention_triton, "_chunkwise", counted):
+            output = model(shown, labels=torch.zeros(len(shown), dtype=torch.long, device=DEVICE))
+            output.loss.backward()
+        gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+        found.append({"logits": output.logits.detach(), "gradients": torch.cat(gradients)})
+    errors = {name: worst(found[1][name], right.double(), 1e-4 * right.abs().max()) for name, right in found[0].items()}
+    return errors | {"launches": 0.0 if launched["chunkwise"] else math.inf}
+
+
 def operators() -> dict[str, float]:
     """What PyTorch asks of operators: schema, results known without running, gradients, compilation with open sizes."""
     quick = ("test_schema", "test_faketensor")
@@ -528,8 +554,8 @@ def refused() -> dict[str, float]:
         "an odd size": (vectors[..., :15], angles[..., :7], angles[..., :7]),
     }
     for name, operands in wrong_rotations.items():
-        vectors, *turns = operands
-        found[name] = float(not is_refused(rotation_triton.rotate_once, vectors, vectors, turns, turns, False))
+        rotated, *turns = operands
+        found[name] = float(not is_refused(rotation_triton.rotate_once, rotated, rotated, turns, turns, False))
     operands = vectors, vectors[:, :, :4], (angles, angles), (angles, angles), False
     found["keys of fewer tokens"] = float(not is_refused(rotation_triton.rotate_once, *operands))
     with forward_ad.dual_level():  # PyTorch's rotation refuses it, since it writes into given tensors
@@ -588,6 +614,14 @@ MODELS = {
 }
 
 
+PICTURES = {
+    "ViR": {"family": "vir", "recipe": "authors"},
+    "ViR, both ways": {"family": "vir", "recipe": "bidirectional"},
+    "MetaFormer": {"family": "metaformer", "mixers": "retention"},
+    "MetaFormer, both ways": {"family": "metaformer", "mixers": "retention", "bidirectional": True},
+}
+
+
 def cases_of_the_tests() -> dict[str, dict]:
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tests_around" / "triton")]
     import test_retention_triton as tests
@@ -622,6 +656,7 @@ if __name__ == "__main__":
             work[name] = functools.partial(with_launches, functools.partial(function, **case), 2)
     work |= {name: lambda options=options: TrainedModel(**options).errors() for name, options in MODELS.items()}
     work["model, compiled"] = lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()
+    work |= {name: functools.partial(pictures, **options) for name, options in PICTURES.items()}
     work["wrong shapes"], work["left out"] = refused, left_out
     work["model, gradient checkpointing"] = lambda: TrainedModel().errors_checkpointed()
     work["operators"] = operators

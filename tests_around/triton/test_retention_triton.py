@@ -152,6 +152,12 @@ def test_a_model_with_kernels_is_the_same_model(interpreted, name):
         assert error <= 1, f"{result} has {error:.1f} times the error it may have"
 
 
+@pytest.mark.parametrize("name", ["ViR", "ViR, both ways", "MetaFormer", "MetaFormer, both ways"])
+def test_a_vision_model_with_kernels_is_the_same_model(interpreted, name):
+    for result, error in interpreted[name].items():
+        assert error <= 1, f"{result} has {error:.1f} times the error it may have"
+
+
 def test_operands_that_do_not_belong_together_are_refused(interpreted):
     assert not any(interpreted["wrong shapes"].values()), interpreted["wrong shapes"]
 
@@ -196,16 +202,29 @@ def compiled(kernel, pointers, constants, target, tiles) -> dict:
     return {"registers": int(registers), "stack": int(stack), "shared": binary.metadata.shared}
 
 
-# The sizes that each result's product runs over and has as columns; whether it is backward, and its state transposed.
+TARGETS = [*(GPUTarget("cuda", architecture, 32) for architecture in (80, 90, 100)), GPUTarget("hip", "gfx942", 64)]
+
+
+# Whether the product of a result is backward, and its state transposed.
 ROLES = {
-    "output": (256, 512, False, False),
-    "query gradient": (512, 256, False, True),
-    "key gradient": (512, 256, True, True),
-    "value gradient": (256, 512, True, False),
+    "output": (False, False),
+    "query gradient": (False, True),
+    "key gradient": (True, True),
+    "value gradient": (True, False),
 }
 
 
 # Bytes of shared memory of a multiprocessor, and the least number of programs it should hold.
+SIZES = [(32, 32), (64, 64), (64, 128), (128, 256), (256, 256)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]} and {size[1]}")
+@pytest.mark.parametrize("target", [*TARGETS[:3], GPUTarget("cuda", 120, 32), TARGETS[3]], ids=lambda target: target.arch)
+def test_kernels_of_other_head_sizes_spill_nothing(target, size):
+    for result in ("gradients of states", "output", "key gradient, both ways"):
+        assert resources(result, target, size=size)["stack"] == 0, result
+
+
 DEVICES = {80: (163 * 1024, 2), 90: (227 * 1024, 1), 100: (227 * 1024, 1)}
 
 
@@ -247,9 +266,6 @@ def test_the_step_spills_nothing(architecture, key_dim, value_dim, heads_of_matr
     tiles = retention_triton.Tiles(1, 1, 1, 8, 2)
     used = compiled(retention_triton.step_kernel, pointers, constants, GPUTarget("cuda", architecture, 32), tiles)
     assert used["stack"] == 0, used
-
-
-TARGETS = [*(GPUTarget("cuda", architecture, 32) for architecture in (80, 90, 100)), GPUTarget("hip", "gfx942", 64)]
 
 
 @pytest.mark.parametrize(
@@ -330,8 +346,9 @@ def tensors_of(kernel) -> int:
     return next(place for place, name in enumerate(kernel.arg_names) if name in numbers)
 
 
-def resources(result, target, dtype="bf16", marked=False) -> dict:
-    """Of the kernel that computes a result at the paper's shape: 8 heads, K = 256, V = 512."""
+def resources(result, target, dtype="bf16", marked=False, size=(256, 512)) -> dict:
+    """Of the kernel that computes a result for 8 heads with these sizes K and V, the paper's by default."""
+    key_dim, value_dim = size
     of_products, wide = (torch.bfloat16, "bf16") if dtype == "bf16" else (torch.float32, "fp32")
     chunk = 128 if dtype == "bf16" and target.arch in (90, 100) else 64
     constants = {"MARKED": marked, "C": chunk, "PRECISION": "tf32" if dtype == "fp16" else "ieee"}
@@ -339,13 +356,22 @@ def resources(result, target, dtype="bf16", marked=False) -> dict:
     pointers = {"log_decay": "fp32", "layout": "i32", "states": wide}
     backward = result == "gradients of states"
     if backward or result == "states":
-        tiles = retention_triton.state_tiles(of_products, chunk, 256, 512)
+        tiles = retention_triton.state_tiles(of_products, chunk, key_dim, value_dim)
         pointers |= {"initial": "fp32", "sums": "fp32", "final": "fp32", "key": dtype, "value": wide if backward else dtype}
-        constants |= {"M": 8, "READERS": 1, "SHARING": 1, "K": 256, "V": 512, "TILE_K": tiles.inner, "TILE_V": tiles.columns}
+        constants |= {
+            "M": 8,
+            "READERS": 1,
+            "SHARING": 1,
+            "K": key_dim,
+            "V": value_dim,
+            "TILE_K": tiles.inner,
+            "TILE_V": tiles.columns,
+        }
         constants |= {"BACKWARD": backward, "SUMS_ONLY": False, "HAS_INITIAL": True}
         return compiled(retention_triton.states_kernel, pointers, constants, target, tiles)
     result, _, both = result.partition(", ")
-    inner, columns, backward, transposed = ROLES[result]
+    backward, transposed = ROLES[result]
+    inner, columns = (value_dim, key_dim) if transposed else (key_dim, value_dim)
     tiles = retention_triton.read_tiles(of_products, chunk, inner, columns, bool(both))
     pointers |= dict.fromkeys(("query", "key", "value", "output"), dtype) | {"others": wide}
     if result == "output":
