@@ -9,7 +9,7 @@ alignment of the tensors, and launches it in 11 us. `compiled_together` compiles
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,9 +22,7 @@ MOST_LAUNCHES = 2**14  # each sequence length has launches of its own
 # Before Triton 3.3, a compiled kernel takes other arguments.
 remembers = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 launches: dict[tuple, tuple[Any, tuple]] = {}  # compiled kernels and their constants
-
-
-compiling = threading.local()  # its `jobs` are the compilations of a `compiled_together` block, by launch
+compiling = threading.local()  # its `launches` are those that a `compiled_together` block compiles
 
 
 @contextmanager
@@ -35,11 +33,11 @@ def compiled_together() -> Iterator[None]:
     does not compile raises the error.
     """
     with ThreadPoolExecutor() as pool, torch.autograd.set_multithreading_enabled(False):
-        compiling.pool, compiling.jobs = pool, {}
+        compiling.pool, compiling.launches = pool, set()
         try:
             yield
         finally:
-            compiling.jobs = None  # the pool waits for its jobs
+            compiling.launches = None  # the pool waits for its jobs
 
 
 def compile_alone(kernel: Any, arguments: tuple, options: dict[str, Any]) -> None:
@@ -81,11 +79,12 @@ def launch(kernel: Any, programs: int, tensors: tuple[Tensor, ...], numbers: tup
         except TypeError:  # a version of Triton whose compiled kernels take other arguments
             remembers = False
             launches.clear()
-    jobs: dict[tuple, Future] | None = getattr(compiling, "jobs", None)
-    if jobs is not None and isinstance(kernel, triton.JITFunction):
-        if use not in jobs:
+    begun: set[tuple] | None = getattr(compiling, "launches", None)
+    if begun is not None and isinstance(kernel, triton.JITFunction):
+        if use not in begun:
+            begun.add(use)
             _ = kernel.cache_key  # Triton's hash of the sources, which old versions do not compute safely in several threads
-            jobs[use] = compiling.pool.submit(compile_alone, kernel, (*tensors, *numbers), options)
+            compiling.pool.submit(compile_alone, kernel, (*tensors, *numbers), options)
         return None
     compiled = kernel[(programs,)](*tensors, *numbers, **options)
     if remembers and compiled is not None:  # None under Triton's interpreter

@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops.gradients import scaled_residual
-from .gates_triton import LARGEST_ROW, TYPES, is_row, recorded, tile_of_rows
+from .gates_triton import LARGEST_ROW, are_alike, covered, is_row, programs_of_sums, recorded, tile_of_rows
 from .launching import cdiv, launch
-from .retention_triton import launches_at_once, processors_of, runs_on
+from .retention_triton import launches_at_once
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -71,8 +71,7 @@ class TritonResidual(torch.autograd.Function):
             return gradient, gradient * scale, (gradient * branch).flatten(0, -2).sum(0)
         of_branch, size = torch.empty_like(branch), branch.shape[-1]
         tile, rows = tile_of_rows(size), branch.numel() // size
-        tiles_of_program = cdiv(rows, tile["ROWS"] * 8 * processors_of(branch.device))
-        programs = cdiv(rows, tile["ROWS"] * tiles_of_program)
+        programs, tiles_of_program = programs_of_sums(rows, tile["ROWS"], branch.device)
         of_scale = branch.new_empty(programs, size, dtype=torch.float32)
         tensors = gradient.contiguous(), branch, scale, of_branch, of_scale
         launch(residual_backward_kernel, programs, tensors, (rows, tiles_of_program), SIZE=size, **tile, num_warps=4)
@@ -81,11 +80,8 @@ class TritonResidual(torch.autograd.Function):
 
 def scaled_residual_triton(hidden_states: Tensor, branch: Tensor, scale: Tensor) -> Tensor:
     """Computes `scaled_residual` on a GPU. PyTorch computes tensors that differ in shape or dtype, and wider rows."""
-    alike = hidden_states.shape == branch.shape and hidden_states.dtype == branch.dtype and branch.dtype in TYPES
-    dense = hidden_states.is_contiguous() and branch.is_contiguous() and is_row(scale, branch)
-    here = runs_on(branch.device) and hidden_states.device == branch.device and branch.numel() > 0
-    plain = type(hidden_states) is Tensor and branch.shape[-1] <= LARGEST_ROW and launches_at_once(branch)
-    if not (alike and dense and here and plain):
+    fits = are_alike(branch, hidden_states) and is_row(scale, branch) and branch.shape[-1] <= LARGEST_ROW
+    if not (fits and covered(branch, hidden_states)):
         return scaled_residual(hidden_states, branch, scale)
     if recorded(hidden_states, branch, scale):
         return TritonResidual.apply(hidden_states, branch, scale)

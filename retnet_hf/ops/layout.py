@@ -93,9 +93,9 @@ class Layout(OnDevice):
         try:
             yield
         finally:
-            positions, lengths = zip(*self.advancing) if self.advancing else ((), ())
-            self.advancing = None
-            if positions:
+            advanced, self.advancing = self.advancing, None
+            if advanced:
+                positions, lengths = zip(*advanced)
                 end = self.next_position[:, -1].expand_as(positions[0]).contiguous()
                 torch._foreach_copy_(positions, [end] * len(positions))
                 torch._foreach_add_(lengths, self.tokens)

@@ -42,7 +42,6 @@ class RetNetTokenMixer(nn.Module):
         self.g_proj = None if gate_act is None else projection(hidden_size, values, gain, on_value_path=False)
         self.o_proj = projection(values, hidden_size, output_gain)
         self.gate_fn = None if gate_act is None else ACT2FN[gate_act]
-        self.kernels = load_kernels(config.kernels)
         self.q_norm = self.k_norm = None
         if norm_eps is not None:
             self.q_norm, self.k_norm = (RetNetRMSNorm(self.head_dim, norm_eps) for _ in range(2))
@@ -67,6 +66,7 @@ class RetNetRetention(RetNetTokenMixer):
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         gate_act = config.output_gate_act if config.use_output_gate else None
         super().__init__(config, layer_idx, gate_act, gain=2**-2.5, output_gain=2**-1)
+        self.kernels = load_kernels(config.kernels)
         feature_map = config.feature_map_of(layer_idx)
         self.feature_map = None if feature_map is None else ACT2FN[feature_map]
         for norm in filter(None, (self.q_norm, self.k_norm)):

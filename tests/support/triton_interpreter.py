@@ -272,9 +272,7 @@ def gates(
     shape = (batch, length, heads, size) if tokens_first else (batch, heads, length, size)
     values = torch.randn(shape, generator=generator).to(DEVICE, values_dtype)
     values = values.transpose(1, 2) if tokens_first else values
-    gate, upstream, twice = (
-        torch.randn(batch, length, heads * size, generator=generator).to(DEVICE, dtype) for _ in range(3)
-    )
+    gate, upstream = (torch.randn(batch, length, heads * size, generator=generator).to(DEVICE, dtype) for _ in range(2))
     values = values if normed else values.transpose(1, 2).flatten(2)
     affine = torch.randn(size, generator=generator).to(DEVICE, dtype)
 
@@ -636,21 +634,6 @@ if __name__ == "__main__":
     cases = json.loads(sys.stdin.read()) if DEVICE == "cpu" else cases_of_the_tests()
     work = {name: Case(**case).errors for name, case in cases["chunkwise"].items()}
     work |= {name: functools.partial(steps, **case) for name, case in cases["steps"].items()}
-    work |= {
-        name: functools.partial(with_launches, functools.partial(rotation, **case), 3)
-        for name, case in cases["rotations"].items()
-    }
-    work |= {
-        name: functools.partial(with_launches, functools.partial(gates, **case), 2) for name, case in cases["gates"].items()
-    }
-    work |= {
-        name: functools.partial(with_launches, functools.partial(residual, **case), 2)
-        for name, case in cases["residuals"].items()
-    }
-    work |= {
-        name: functools.partial(with_launches, functools.partial(cross_entropy, **case), 2)
-        for name, case in cases["losses"].items()
-    }
     for kind, function in {"rotations": rotation, "gates": gates, "residuals": residual, "losses": cross_entropy}.items():
         for name, case in cases[kind].items():
             work[name] = functools.partial(with_launches, functools.partial(function, **case), 2)
