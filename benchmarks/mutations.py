@@ -255,6 +255,19 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("adds = not BACKWARD or head % HEADS_OF_MATRIX == 0", "adds = head >= 0"),
             ("key_document == (document_before if BACKWARD else document_after)", "key_document >= 0"),
             ("around = (after, None) if before is None else (before, after)", "around = (after, None)"),
+            ("exists = (row >= 0) & (row < rows)", "exists = row >= 0"),
+            ("tl.where(factor == 0, 0.0,", "tl.where(factor < 0, 0.0,"),
+        ],
+    ),
+    "packed_and_split_triton": (
+        "retention_triton",
+        [
+            (" < group.count[:, None]", " >= 0"),
+            ("kept = torch.exp(group.count[:, None, None, None] *", "kept = torch.exp(16 *"),
+            ("decay.keep if begins is None else", "decay.keep if True else"),
+            ("gradient, arrived(), backward=True)", "gradient, backward=True)"),
+            ("scan_states(scan, key, value, before)", "scan_states(scan, key, value)"),
+            ("log_decay, before, mask, reset, chunk_size)[0], final", "log_decay, None, mask, reset, chunk_size)[0], final"),
         ],
     ),
     "rotation_triton": (

@@ -29,8 +29,9 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from small_models import DIALECTS, FAMILIES, left_padded, random_ids, small_model  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from torch import distributed as dist  # noqa: E402
 
-from retnet_hf import RetNetForMaskedLM, RetNetState  # noqa: E402
+from retnet_hf import RetNetForMaskedLM, RetNetState, context_parallel  # noqa: E402
 from retnet_hf.ops.kernels import KERNELS_VARIABLE  # noqa: E402
 
 
@@ -103,6 +104,19 @@ def documents(device: str) -> Results:
     return {"logits": torch.cat(found, dim=1)}
 
 
+def segments(device: str) -> Results:
+    """The two segments of one rank, each of which is a part of a text that continues from a state."""
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if dist.is_nccl_available() else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    model, ids = small_model("grouped").to(device), random_ids(2, LENGTH).to(device)
+    context_parallel(model, dist.group.WORLD, "head_to_tail")
+    state = model(ids, use_cache=True).past_key_values
+    output = model(ids, shift_labels=ids, labels=ids, past_key_values=state)
+    output.loss.backward()
+    return {"logits": output.logits, "gradients": gradients_of(model)}
+
+
 def encoder(device: str) -> Results:
     model, (ids, mask) = small_model("fla", RetNetForMaskedLM, bidirectional=True).to(device), padded(device)
     output = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
@@ -154,7 +168,7 @@ def cases() -> dict[str, Callable[[str], Results]]:
         found[f"states, {dialect}"] = part(states, dialect)
         found[f"autocast, {dialect}"] = part(autocast, dialect)
     found |= {f"beams, {dialect}": part(generation, dialect, num_beams=3) for dialect in ("fla", "hybrid")}
-    found |= {"documents": documents, "encoder": encoder, "compiled": part(compiled, "fla")}
+    found |= {"documents": documents, "segments": segments, "encoder": encoder, "compiled": part(compiled, "fla")}
     for recipe in ("authors", "pulfer", "mean", "bidirectional", "mirrored"):
         found[f"pictures, vir, {recipe}"] = part(pictures, "vir", recipe=recipe)
     found |= {f"pictures, {family}": part(pictures, family) for family in ("rmt", "metaformer")}

@@ -756,15 +756,17 @@ def chunkwise_retention_triton(
     return TritonRetention.apply(*call) if recorded else _chunkwise(*call)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def step_kernel(
     query,  # (B, H, K)
     key,  # (B, G, K)
     value,  # (B, G, V)
     left,  # (B|1, M)
     written,  # (B)
-    state,  # (B, M, K, V)
+    places,  # (B)
+    state,  # (B, M, K, V); with HAS_PLACES, (rows, M, K, V)
     output,  # (B, H, V)
+    rows,
     query_batch,
     query_head,
     key_batch,
@@ -783,27 +785,37 @@ def step_kernel(
     ALL_K: tl.constexpr,
     TILE_V: tl.constexpr,
     HAS_WRITTEN: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
 ):
-    """Updates a tile of columns of one state with a token, and computes its heads' outputs while it is in registers."""
+    """Updates a tile of columns of one state with a token, and computes its heads' outputs while it is in registers.
+
+    With HAS_PLACES, token b has row places[b] of the state. The output of a row that does not exist is NaN.
+    """
     TILES: tl.constexpr = (V + TILE_V - 1) // TILE_V
     of_matrix = (tl.program_id(0) // TILES).to(tl.int64)
     matrix, batch = of_matrix % M, of_matrix // M
-    rows, columns = tl.arange(0, ALL_K), tl.program_id(0) % TILES * TILE_V + tl.arange(0, TILE_V)
-    pointers = state + batch * state_batch + matrix * state_matrix + rows[:, None] * state_row + columns[None, :]
-    there = (rows < K)[:, None] & (columns < V)[None, :]
+    inner, columns = tl.arange(0, ALL_K), tl.program_id(0) % TILES * TILE_V + tl.arange(0, TILE_V)
+    row = batch
+    if HAS_PLACES:
+        row = tl.load(places + batch)
+    exists = (row >= 0) & (row < rows)
+    pointers = state + row * state_batch + matrix * state_matrix + inner[:, None] * state_row + columns[None, :]
+    there = exists & (inner < K)[:, None] & (columns < V)[None, :]
     dtype = state.dtype.element_ty
     head = matrix // SHARING
-    keys = tl.load(key + batch * key_batch + head * key_head + rows, mask=rows < K, other=0.0).to(dtype)
+    keys = tl.load(key + batch * key_batch + head * key_head + inner, mask=inner < K, other=0.0).to(dtype)
     values = tl.load(value + batch * value_batch + head * value_head + columns, mask=columns < V, other=0.0).to(dtype)
     if HAS_WRITTEN:
         keys = keys * tl.load(written + batch)
-    kept = tl.load(pointers, mask=there, other=0.0) * tl.load(left + batch * left_batch + matrix)
+    factor = tl.load(left + batch * left_batch + matrix)
+    # A document that starts here does not depend on what the state holds, which may be infinite.
+    kept = tl.where(factor == 0, 0.0, tl.load(pointers, mask=there, other=0.0)) * factor
     kept += keys[:, None] * values[None, :]
     tl.store(pointers, kept, mask=there)
     for reader in range(0, READERS):
         reading = matrix * READERS + reader
-        queries = tl.load(query + batch * query_batch + reading * query_head + rows, mask=rows < K, other=0.0).to(dtype)
-        found = tl.sum(queries[:, None] * kept, axis=0)
+        queries = tl.load(query + batch * query_batch + reading * query_head + inner, mask=inner < K, other=0.0).to(dtype)
+        found = tl.where(exists, tl.sum(queries[:, None] * kept, axis=0), float("nan"))
         tl.store(output + (batch * M * READERS + reading) * V + columns, found, mask=columns < V)
 
 
@@ -844,8 +856,16 @@ def check_step(query, key, value, left, state) -> None:
         raise RuntimeError(f"a step has one token, got {query.shape[2]}.")
 
 
-def _step(query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tensor | None, state: Tensor) -> Tensor:
-    check_step(query, key, value, left, state)
+def _step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    left: Tensor,
+    written: Tensor | None,
+    state: Tensor,
+    places: Tensor | None = None,
+) -> Tensor:
+    check_step(query, key, value, left, state if places is None else state[: len(places)])
     query, key, value = (with_dense_rows(tensor) for tensor in (query, key, value))
     (batch, heads, _, key_dim), value_dim, matrices = query.shape, value.shape[-1], state.shape[1]
     output = state.new_empty(batch, heads, 1, value_dim)
@@ -854,8 +874,8 @@ def _step(query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tens
     launch(
         step_kernel,
         cdiv(value_dim, tiles["TILE_V"]) * batch * matrices,
-        (query, key, value, left, state if written is None else written, state, output),
-        (*strides, *state.stride()[:3]),
+        (query, key, value, left, *(state if tensor is None else tensor for tensor in (written, places)), state, output),
+        (state.shape[0], *strides, *state.stride()[:3]),
         M=matrices,
         READERS=heads // matrices,
         SHARING=matrices // key.shape[1],
@@ -863,6 +883,7 @@ def _step(query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tens
         V=value_dim,
         **tiles,
         HAS_WRITTEN=written is not None,
+        HAS_PLACES=places is not None,
         num_warps=8,
     )
     return output

@@ -40,7 +40,7 @@ class Kernels(NamedTuple):
     cross_entropy_: Callable[..., Tensor] = cross_entropy_and_gradient_
     scaled_residual: Callable[..., Tensor] = scaled_residual
     compiled_together: Callable[[], AbstractContextManager] = nullcontext  # compiles kernels before their first launch
-    bidirectional: bool = False  # whether `chunkwise` has an argument of that name
+    own: bool = False  # whether these are this package's kernels: both directions, packed documents, split sequences
     checked: bool = False  # whether results are compared with PyTorch's before use
 
 
@@ -153,7 +153,7 @@ def _import_kernels(name: str) -> Kernels:
             cross_entropy_=cross_entropy_triton_,
             scaled_residual=scaled_residual_triton,
             compiled_together=compiled_together,
-            bidirectional=True,
+            own=True,
             checked=True,
         )
     if name != "fla":

@@ -156,6 +156,11 @@ class MappedPlan(Plan):
         return output, maps
 
 
+def rotation_options(kernels: Kernels) -> dict[str, Any]:
+    """Returns the options of `Rotation` for operators that use these kernels."""
+    return {"narrows": () if kernels.chunkwise is None else HALF_PRECISION, "turn_both": kernels.rotate}
+
+
 def plan_of_rows(
     layout: Layout,
     rotation: MakeRotation,
@@ -174,12 +179,10 @@ def plan_of_rows(
         rotation: function that creates the rotation of queries and keys.
         maps: whether to compute the retention maps. Other arguments as in `operators_of`.
     """
-    device, length, narrows = layout.position.device, layout.position.shape[1], ()
-    if kernels.chunkwise is not None:
-        narrows = HALF_PRECISION
-    elif not torch.compiler.is_compiling() and length > chunk_size and multiplies_bfloat16(device):
-        narrows = (torch.bfloat16,)
-    rotate = rotation(layout.position, narrows=narrows, turn_both=kernels.rotate)
+    device, length, options = layout.position.device, layout.position.shape[1], rotation_options(kernels)
+    if not options["narrows"] and not torch.compiler.is_compiling() and length > chunk_size and multiplies_bfloat16(device):
+        options["narrows"] = (torch.bfloat16,)
+    rotate = rotation(layout.position, **options)
     if maps:
         return MappedPlan(layout, rotate, log_decays, with_final, bidirectional)
     operators, in_place = operators_of(log_decays, layout, form, chunk_size, with_final, bidirectional, kernels)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .kernels import TORCH, Kernels
 from .retention_forms import (
     StepDecay,
     cached_outside_modes,
@@ -149,6 +150,7 @@ def packed_retention(
     boundaries: Sequence[int] | Tensor | PackedDocuments,
     initial_states: Tensor | None = None,
     chunk_size: int | None = None,
+    kernels: Kernels = TORCH,
 ) -> tuple[Tensor, Tensor]:
     """Computes the retention of each document of a row, continued from its own state.
 
@@ -158,9 +160,11 @@ def packed_retention(
         boundaries: (D + 1,) integers from 0 to T: the start of each document, and T; or the result of `packed_documents`.
         initial_states: (D, M, K, V), zeros if None. Never modified.
         chunk_size: C; by default `default_chunk_size(K, V)`.
+        kernels: the result of `kernels_of_call`. Kernels of this package need a call that records no gradients.
 
     Returns:
-        output (1, H, T, V), and the states (D, M, K, V) after each document, in float32, or float64 if an input is.
+        output (1, H, T, V), and the states (D, M, K, V) after each document, in float32, or float64 if an input is. The
+        output of kernels for bfloat16 operands may be bfloat16.
 
     Raises:
         ValueError: if the boundaries do not cover the row, or the states are not one per document.
@@ -180,13 +184,19 @@ def packed_retention(
         initial_states = query.new_zeros(shape, dtype=dtype)
     elif initial_states.shape != shape:
         raise ValueError(f"initial_states must be {shape}, one for each document, got {tuple(initial_states.shape)}.")
-    rows = query[0].to(dtype), repeat_heads(key, states)[0].to(dtype), repeat_heads(value, states)[0].to(dtype)
+    rows, chunks = (query[0], key[0], value[0]), _chunks
+    if kernels.own:
+        from ..gpu.packed_and_split_triton import chunks_triton as chunks
+    else:
+        rows = query[0].to(dtype), repeat_heads(key, states)[0].to(dtype), repeat_heads(value, states)[0].to(dtype)
     log_decay, initial_states, parts = log_decay.to(dtype), initial_states.to(dtype), []
     with without_autocast(query.device.type):
         for group in documents.groups:
             before = initial_states if documents.in_order else initial_states[group.documents]
-            compute = _steps if group.tokens.shape[1] == 1 and len(group.chunks) <= 1 else _chunks
-            parts.append(compute(*rows, log_decay, group, before))
+            if group.tokens.shape[1] == 1 and len(group.chunks) <= 1:
+                parts.append(_steps(*rows, log_decay, group, before, kernels))
+            else:
+                parts.append(chunks(*rows, log_decay, group, before))
     output = torch.cat([output for output, _ in parts], dim=1)[:, documents.places]
     after = parts[0][1] if documents.in_order else torch.cat([state for _, state in parts])[documents.order]
     return output[None], after
@@ -247,12 +257,12 @@ def runs_of(rows: Sequence[int], most: int) -> list[tuple[int, int]]:
     return runs
 
 
-def _steps(query, key, value, log_decay, group, state) -> tuple[Tensor, Tensor]:
+def _steps(query, key, value, log_decay, group, state, kernels: Kernels) -> tuple[Tensor, Tensor]:
     """Computes `_chunks` for documents of one token and empty documents."""
     count = len(group.count)
     tokens = (operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value))  # (A, ., 1, .)
     after = state[:count].clone()
-    output, _ = recurrent_step_(*tokens, after, step_decay(log_decay))
+    output, _ = kernels.step_(*tokens, after, step_decay(log_decay))
     return output.transpose(0, 1).flatten(1, 2), after if count == len(state) else torch.cat([after, state[count:]])
 
 
@@ -280,6 +290,19 @@ def _chunks(
     rows = stack_queries(query, key.shape[1])  # (A, M, R C, K)
     output = unstack_queries(decay_rows(rows @ key.mT, inner) @ value, heads)
     written = (key * key_decay).mT @ value  # (A, M, K, V)
+    before, after = states_between(written, kept, group, state)
+    read = unstack_queries(rows @ before, heads)  # (A, H, C, V)
+    output = torch.addcmul(output, repeat_heads(query_decay, heads), read)
+    return output.transpose(0, 1).flatten(1, 2), after
+
+
+def states_between(written: Tensor, kept: Tensor, group: ChunkedDocuments, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the states before each chunk, (A, M, K, V), and after each document, (D, M, K, V).
+
+    Args:
+        written: (A, M, K, V), what each chunk adds. kept: (A, M, 1, 1), what is left of a state after a chunk.
+        state: (D, M, K, V), before the documents.
+    """
     before, done, first = [], [], 0
     for count in group.chunks:
         done.append(state[count:])
@@ -287,6 +310,4 @@ def _chunks(
         before.append(state)
         state = torch.addcmul(written[first : first + count], kept[first : first + count], state)
         first += count
-    read = unstack_queries(rows @ torch.cat([*before, state[:0]]), heads)  # (A, H, C, V)
-    output = torch.addcmul(output, repeat_heads(query_decay, heads), read)
-    return output.transpose(0, 1).flatten(1, 2), torch.cat([state, *reversed(done)])
+    return torch.cat([*before, state[:0]]), torch.cat([state, *reversed(done)])

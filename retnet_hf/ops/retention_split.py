@@ -24,9 +24,10 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
+from .kernels import TORCH, Kernels
 from .layout import Layout, OnDevice, layout_of
 from .operators import Operator, of_each_decay
-from .plan import MakeRotation, Plan
+from .plan import MakeRotation, Plan, rotation_options
 from .retention_forms import (
     ChunkBlock,
     block_gradients,
@@ -127,11 +128,12 @@ class Context(NamedTuple):
         rotation: MakeRotation,
         log_decays: Sequence[Tensor],
         chunk_size: int,
+        kernels: Kernels,
         **kwargs: Any,
     ) -> Plan:
         """Returns the plan of a call. Other arguments as in `layout_of_ranks`."""
         layout = layout_of_ranks(self, past, *call, **kwargs)
-        return plan_of_segments(layout, rotation, log_decays, chunk_size, with_final=past is not None)
+        return plan_of_segments(layout, rotation, log_decays, chunk_size, past is not None, kernels)
 
     def _global(self, rank: int) -> int:
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
@@ -369,15 +371,21 @@ def layout_of_ranks(
 
 
 def plan_of_segments(
-    layout: SplitLayout, rotation: MakeRotation, log_decays: Sequence[Tensor], chunk_size: int, with_final: bool
+    layout: SplitLayout,
+    rotation: MakeRotation,
+    log_decays: Sequence[Tensor],
+    chunk_size: int,
+    with_final: bool,
+    kernels: Kernels,
 ) -> Plan:
     """Returns the plan of sequences that are split over ranks."""
 
     def make(log_decay: Tensor) -> Operator:
-        return Segments(log_decay, layout, chunk_size, with_final)
+        return Segments(log_decay, layout, chunk_size, with_final, kernels)
 
     position = layout.context.unfold(layout.position)
-    return Plan(layout, rotation(position), of_each_decay(make, log_decays), log_decays, position=position)
+    rotate = rotation(position, **rotation_options(kernels))
+    return Plan(layout, rotate, of_each_decay(make, log_decays), log_decays, position=position)
 
 
 class Segments(OnDevice):
@@ -387,15 +395,23 @@ class Segments(OnDevice):
     same on all ranks. Each rank gets a part of the state's gradient. The gradient is the sum of these parts.
     """
 
-    def __init__(self, log_decay: Tensor, layout: SplitLayout, chunk_size: int, with_final: bool) -> None:
-        self.tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order)
+    def __init__(
+        self, log_decay: Tensor, layout: SplitLayout, chunk_size: int, with_final: bool, kernels: Kernels = TORCH
+    ) -> None:
         self.order, self.exchange, self.with_final = layout.order, Exchange(log_decay, layout), with_final
+        if kernels.own:
+            from ..gpu.packed_and_split_triton import SplitRetention
+
+            self.function, self.segments = SplitRetention, (log_decay, layout.present, layout.starts, chunk_size)
+        else:
+            tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order)
+            self.function, self.segments = SplitChunks, (tables, layout.order)
 
     def __call__(self, query, key, value, state):
         context = self.exchange.context
         operands = (context.fold(operand, 2) for operand in (query, key, value))
         with without_autocast(query.device.type):
-            output, final = SplitChunks.apply(*operands, state, self.tables, self.order, self.exchange, self.with_final)
+            output, final = self.function.apply(*operands, state, *self.segments, self.exchange, self.with_final)
         output = output if self.order.absent is None else output.masked_fill(self.order.absent, 0)
         return context.unfold(output, 2), final
 

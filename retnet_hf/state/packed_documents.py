@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 
+from ..ops.kernels import TORCH, Kernels
 from ..ops.layout import Layout, OnDevice, checked_positions
 from ..ops.operators import of_each_decay
-from ..ops.plan import MakeRotation, Plan
+from ..ops.plan import MakeRotation, Plan, rotation_options
 from ..ops.retention_forms import step_decay
 from ..ops.retention_packed import PackedDocuments, packed_documents, packed_retention, packed_step_
 from .retention_state import StateLayer, first_in_use, require_retention_alone
@@ -58,20 +59,26 @@ class Packed(OnDevice):
     If every document is one token and no gradient is recorded, it is a decoding step.
     """
 
-    def __init__(self, log_decay: Tensor, layout: PackedLayout) -> None:
+    def __init__(self, log_decay: Tensor, layout: PackedLayout, kernels: Kernels = TORCH) -> None:
         is_step = layout.documents.is_step and not torch.is_grad_enabled()
         self.log_decay, self.layout, self.step = log_decay, layout, step_decay(log_decay) if is_step else None
+        self.kernels, self.step_ = kernels, packed_step_
+        if kernels.own:
+            from ..gpu.packed_and_split_triton import packed_step_triton_
+
+            self.step_ = packed_step_triton_
 
     def __call__(self, query, key, value, states, rows: Tensor | None = None):
         """Returns output and states as an operator. rows: (D,) overrides the rows of the layout."""
         layout = self.layout
         rows = layout.rows if rows is None else rows
         if self.step is not None:
-            return packed_step_(query, key, value, self.step, states, rows, layout.begins), states
+            return self.step_(query, key, value, self.step, states, rows, layout.begins), states
         before = states if rows is None else states[rows]
         if layout.begins is not None:
             before = before.masked_fill(layout.begins[:, None, None, None], 0)
-        output, after = packed_retention(query, key, value, self.log_decay, layout.documents, before)
+        options = {"initial_states": before, "kernels": self.kernels}
+        output, after = packed_retention(query, key, value, self.log_decay, layout.documents, **options)
         return output, after if rows is None else states.index_copy_(0, rows, after.to(states.dtype))
 
 
@@ -82,12 +89,14 @@ def plan_of_documents(
     rotation: MakeRotation,
     log_decays: Sequence[Tensor],
     chunk_size: int,
+    kernels: Kernels,
     **kwargs: Any,
 ) -> Plan:
     """Returns the plan of packed documents that continue from rows of a state. Other arguments as in `continued_layout`."""
     layout = continued_layout(config, layers, chunk_size, *call, **kwargs)
-    operators = of_each_decay(lambda log_decay: Packed(log_decay, layout), log_decays)
-    return Plan(layout, rotation(layout.position), operators, log_decays, in_place=True)
+    kernels = TORCH if torch.is_grad_enabled() else kernels
+    operators = of_each_decay(lambda log_decay: Packed(log_decay, layout, kernels), log_decays)
+    return Plan(layout, rotation(layout.position, **rotation_options(kernels)), operators, log_decays, in_place=True)
 
 
 def continued_layout(

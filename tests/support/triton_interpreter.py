@@ -26,6 +26,7 @@ os.environ["TRITON_INTERPRET"] = "0" if sys.argv[1:2] == ["cuda"] else "1"
 import numpy as np
 import torch
 import triton.language as tl
+from torch import distributed as dist
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from triton.runtime import interpreter
@@ -36,6 +37,7 @@ from retnet_hf.gpu import (
     gates_triton,
     kernel_check,
     launching,
+    packed_and_split_triton,
     residual_triton,
     retention_triton,
     rotation_triton,
@@ -49,6 +51,8 @@ from retnet_hf.ops.retention_forms import (
     recurrent_step_,
     step_decay,
 )
+from retnet_hf.ops.retention_packed import packed_retention, packed_step_
+from retnet_hf.ops.retention_split import Context, Segments, split_layout
 
 
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
@@ -222,6 +226,68 @@ def steps(heads=2, groups=None, decays=None, dtype="float32", mask=False, reset=
         outputs.append((output, recurrent_step_(*(operand.double() for operand in token), expected_state, exact)[0]))
     assert state.data_ptr() == pointer
     found = {"output": max(worst(*pair, 1e-5 * key_dim) for pair in outputs), "state": worst(state, expected_state, 1e-5)}
+    return found
+
+
+def split(decay=None, **sizes) -> dict[str, float]:
+    """The two segments of one rank, against the recurrence over the whole sequence."""
+    if not dist.is_initialized():
+        backend = "gloo" if DEVICE == "cpu" else "nccl"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    case = Case(**{"length": 38} | sizes)
+    if decay is not None:
+        case.log_decay.fill_(math.log(decay))
+    documents = None
+    if case.reset is not None:
+        case.reset[:, 0] = False  # the first document continues from the state
+        documents = case.reset.cumsum(1)
+    (batch, _, length, _), context = case.operands[0].shape, Context(None, "head_to_tail")
+    layout = split_layout(context, (batch, length), torch.device(DEVICE), case.mask, None, documents)
+
+    def segments(query, key, value, log_decay, state, *_):
+        return Segments(log_decay, layout, 16, True, load_kernels("triton"))(query, key, value, state)
+
+    return case.errors_of(segments, recurrent_retention, case.results)
+
+
+def packed(lengths: list[int], initial=True, **sizes) -> dict[str, float]:
+    """Packed documents that continue from their states, against PyTorch's operations in float64."""
+    case, documents = Case(length=sum(lengths), **sizes), len(lengths)
+    states = torch.randn(documents, *case.operands[3].shape[1:]).to(DEVICE) if initial else None
+    bounds = [sum(lengths[:number]) for number in range(documents + 1)]
+
+    def results(dtype=None, change=lambda tensor: tensor, **options) -> tuple[torch.Tensor, torch.Tensor]:
+        operands = [change(operand.to(dtype or operand.dtype)) for operand in case.operands[:3]]
+        before = None if states is None else change(states.to(dtype or torch.float32))
+        return packed_retention(*operands, case.log_decay.to(dtype or torch.float32), bounds, before, 16, **options)
+
+    actual = results(kernels=load_kernels("triton"))
+    expected, sizes = results(torch.float64), results(torch.float64, torch.abs)
+    allowed = 4 * ROUNDING[case.dtype] + 100 * ROUNDING[torch.float32]
+    found = (worst(*pair, allowed * size + 1e-7) for *pair, size in zip(actual, expected, sizes))
+    return dict(zip(["output", "states"], found))
+
+
+def packed_steps(groups=None, begins=False, rows=True, dtype="float32") -> dict[str, float]:
+    """One token of each of three documents, against PyTorch's operations in float64."""
+    case = Case(3, 20, 24, heads=4, groups=groups, dtype=dtype)
+    states = torch.randn(5 if rows else 3, *case.operands[3].shape[1:]).to(DEVICE)
+    places = torch.tensor([4, 0, 2], device=DEVICE) if rows else None
+    starts = torch.tensor([True, False, True], device=DEVICE) if begins else None
+    if begins:
+        states[4 if rows else 0, 0, 0, 0] = math.inf  # of another text
+    exact, operands = states.double(), case.operands[:3]
+    options = {"rows": places, "begins": starts}
+    of_decay = step_decay(case.log_decay), step_decay(case.log_decay.double())
+    output = packed_and_split_triton.packed_step_triton_(*operands, of_decay[0], states, **options)
+    expected = packed_step_(*(operand.double() for operand in operands), of_decay[1], exact, **options)
+    found = {"output": worst(output, expected, 20 * 1e-5), "states": worst(states, exact, 1e-5)}
+    if rows:
+        before = states.clone()
+        beyond = torch.tensor([1, 5, -1], device=DEVICE)
+        nothing = packed_and_split_triton.packed_step_triton_(*operands, of_decay[0], states, beyond)[0, :, :, 0].isnan()
+        found["rows that do not exist"] = float(nothing.any(0).tolist() != [False, True, True])
+        found["other rows"] = float(not torch.equal(states[[0, 2, 3, 4]], before[[0, 2, 3, 4]]))
     return found
 
 
@@ -637,6 +703,9 @@ if __name__ == "__main__":
     for kind, function in {"rotations": rotation, "gates": gates, "residuals": residual, "losses": cross_entropy}.items():
         for name, case in cases[kind].items():
             work[name] = functools.partial(with_launches, functools.partial(function, **case), 2)
+    for kind, function, least in (("split", split, 6), ("packed", packed, 1), ("packed steps", packed_steps, 1)):
+        for name, case in cases[kind].items():
+            work[name] = functools.partial(with_launches, functools.partial(function, **case), least)
     work |= {name: lambda options=options: TrainedModel(**options).errors() for name, options in MODELS.items()}
     work["model, compiled"] = lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()
     work |= {name: functools.partial(pictures, **options) for name, options in PICTURES.items()}

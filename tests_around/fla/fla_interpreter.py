@@ -6,6 +6,7 @@ A process of its own, like `triton_interpreter.py`, whose cases it takes. Prints
 often fla was called.
 """
 
+import functools
 import json
 import sys
 
@@ -24,6 +25,7 @@ from fla.ops.common import chunk_h, chunk_o  # isort: skip
 from triton.runtime import autotuner, interpreter  # isort: skip
 
 from retnet_hf.gpu import retention_fla  # isort: skip
+from retnet_hf.ops.retention_forms import recurrent_retention  # isort: skip
 
 
 def tensor_range(*bounds):
@@ -75,7 +77,9 @@ if __name__ == "__main__":
 
     for name, case in json.loads(sys.stdin.read()).items():
         torch.set_float32_matmul_precision("highest" if case.pop("exact", False) else "high")
-        note(name, lambda: Case(**case).errors_of(retention_fla.chunkwise_retention_fla))  # noqa: B023
+        case = Case(**case)
+        compare = functools.partial(case.errors_of, retention_fla.chunkwise_retention_fla, recurrent_retention, case.results)
+        note(name, compare)
     torch.set_float32_matmul_precision("high")
     note("gradient of a gradient", twice_differentiated)
     sizes = {"num_attention_heads": 2, "hidden_size": 32}

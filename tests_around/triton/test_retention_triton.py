@@ -111,8 +111,29 @@ RESIDUALS = {
     "residual, bfloat16, many rows": {"dtype": "bfloat16", "rows": 300},
     "residual, float16": {"dtype": "float16"},
 }
+SPLIT = {
+    "segments of a rank": {},
+    "segments of a rank, only neighbours": {"decay": 0.3},
+    "segments of a rank, mask and reset": {"batch": 2, "mask": True, "reset": True},
+    "segments of a rank, no initial state": {"initial": False},
+    "segments of a rank, grouped heads": {"length": 20, "heads": 4, "groups": 2, "decays": 2, "tokens_first": True},
+    "segments of a rank, bfloat16": {"length": 80, "dtype": "bfloat16"},
+}
+PACKED = {
+    "documents": {"lengths": [20, 1, 37, 16, 0, 1, 5]},
+    "documents of one token": {"lengths": [1, 1]},
+    "documents, no states": {"lengths": [3, 40], "initial": False},
+    "documents, grouped heads": {"lengths": [18, 2], "heads": 4, "groups": 2, "decays": 2, "tokens_first": True},
+    "documents, bfloat16": {"lengths": [20, 1, 37], "dtype": "bfloat16"},
+}
+PACKED_STEPS = {
+    "steps of documents": {},
+    "steps of documents, some begin": {"begins": True},
+    "steps of documents, all rows": {"rows": False, "begins": True},
+    "steps of documents, grouped heads, bfloat16": {"groups": 2, "dtype": "bfloat16"},
+}
 CASES = {"chunkwise": CHUNKWISE, "steps": STEPS, "rotations": ROTATIONS, "gates": GATES, "losses": LOSSES}
-CASES["residuals"] = RESIDUALS
+CASES |= {"residuals": RESIDUALS, "split": SPLIT, "packed": PACKED, "packed steps": PACKED_STEPS}
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +151,7 @@ def test_what_surrounds_retention_is_that_of_float64(interpreted, name):
         assert error <= 1, f"{result} has {error:.1f} times the error it may have"
 
 
-@pytest.mark.parametrize("name", [*CHUNKWISE, *STEPS, "left to PyTorch"])
+@pytest.mark.parametrize("name", [*CHUNKWISE, *STEPS, *SPLIT, *PACKED, *PACKED_STEPS, "left to PyTorch"])
 def test_kernels_are_the_recurrence(interpreted, name):
     for result, error in interpreted[name].items():
         assert error <= 1, f"{result} has {error:.1f} times the error it may have"
@@ -260,8 +281,8 @@ def test_other_devices_compile_without_spills(target):
 @pytest.mark.parametrize("architecture", [80, 90])
 def test_the_step_spills_nothing(architecture, key_dim, value_dim, heads_of_matrix):
     constants = {"M": 8, "READERS": heads_of_matrix, "SHARING": 1, "K": key_dim, "V": value_dim, "HAS_WRITTEN": True}
-    constants |= retention_triton.step_tiles(key_dim, value_dim)
-    pointers = dict.fromkeys(("query", "key", "value"), "bf16")
+    constants |= retention_triton.step_tiles(key_dim, value_dim) | {"HAS_PLACES": True}
+    pointers = dict.fromkeys(("query", "key", "value"), "bf16") | {"places": "i64"}
     pointers |= dict.fromkeys(("left", "written", "state", "output"), "fp32")
     tiles = retention_triton.Tiles(1, 1, 1, 8, 2)
     used = compiled(retention_triton.step_kernel, pointers, constants, GPUTarget("cuda", architecture, 32), tiles)

@@ -1,0 +1,107 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Sequences in parts, on a GPU: functions of `retention_packed.py` and `retention_split.py` by Triton kernels.
+
+A first scan of each part finds what it adds to the state. From this follow the states before all parts, and from these the
+outputs. The scan takes a small part of the time: the products of tokens with each other and with states take the rest.
+Shapes as in these two files.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..ops.retention_forms import StepDecay
+from ..ops.retention_packed import ChunkedDocuments, packed_step_, states_between
+from .retention_triton import (
+    _chunkwise,
+    _step,
+    launches_at_once,
+    prepare,
+    read_states,
+    scan_states,
+    with_dense_rows,
+)
+
+
+def packed_step_triton_(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: StepDecay,
+    states: Tensor,
+    rows: Tensor | None = None,
+    begins: Tensor | None = None,
+) -> Tensor:
+    """Computes `packed_step_` in one launch, with its arguments and result. Does not copy the states."""
+    if states.stride(-1) != 1 or not launches_at_once(query):
+        return packed_step_(query, key, value, decay, states, rows, begins)
+    keep = decay.keep if begins is None else decay.keep.masked_fill(begins[:, None, None, None], 0)
+    tokens = (operand.permute(2, 1, 0, 3) for operand in (query, key, value))  # (D, ., 1, .)
+    return _step(*tokens, keep, None, states, rows).permute(2, 1, 0, 3)
+
+
+def chunks_triton(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, group: ChunkedDocuments, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the output (H, A C, V), and the states after the documents, (D, M, K, V).
+
+    Args:
+        query, key, value: (H, T, K), (G, T, K) and (G, T, V), whose heads need not be as many as the states.
+        log_decay: (M,). state: (D, M, K, V), before the documents.
+    """
+    rows = [operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value)]  # (A, ., C, .)
+    mask = torch.arange(group.tokens.shape[1], device=query.device) < group.count[:, None]
+    scan, _, keys, values, _ = prepare(*rows, log_decay, None, mask, None, None)
+    _, written = scan_states(scan, keys, values)
+    kept = torch.exp(group.count[:, None, None, None] * log_decay.view(-1, 1, 1))  # (A, M, 1, 1)
+    before, after = states_between(written, kept, group, state)
+    output, _ = _chunkwise(*rows, log_decay, before, mask, None, None)
+    return output.transpose(0, 1).flatten(1, 2), after
+
+
+class SplitRetention(torch.autograd.Function):
+    """Computes retention of stacked segments, as `SplitChunks`. Saves the operands and the states before the segments."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        initial_state: Tensor | None,
+        log_decay: Tensor,
+        mask: Tensor | None,
+        reset: Tensor | None,
+        chunk_size: int,
+        exchange: Any,  # retention_split.Exchange
+        with_final: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        scan, _, keys, values, _ = prepare(query, key, value, log_decay, None, mask, reset, chunk_size)
+        _, written = scan_states(scan, keys, values)
+        before, final = exchange.states(written, initial_state, with_final)()
+        ctx.save_for_backward(query, key, value, log_decay, before, mask, reset)
+        ctx.chunk_size, ctx.exchange, ctx.with_final = chunk_size, exchange, with_final
+        ctx.initial_dtype = None if initial_state is None else initial_state.dtype
+        return _chunkwise(query, key, value, log_decay, before, mask, reset, chunk_size)[0], final
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output_gradient: Tensor, final_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        exchange, final_gradient = ctx.exchange, final_gradient if ctx.with_final else None
+        scan, query, key, value, before = prepare(*ctx.saved_tensors, ctx.chunk_size)
+        gradient = with_dense_rows(output_gradient.to(scan.dtype))
+        _, of_state = scan_states(scan, query, gradient, backward=True)
+        arrived = exchange.gradients(of_state, final_gradient)
+        states, _ = scan_states(scan, key, value, before)  # runs, as the next line, during the exchange of gradients
+        of_query = read_states(scan, gradient, value, key, states, query, query.dtype, transposed=True)
+        del states
+        after, _ = scan_states(scan, query, gradient, arrived(), backward=True)
+        of_value = read_states(scan, key, query, gradient, after, value, value.dtype, True)
+        of_key = read_states(scan, value, gradient, query, after, key, key.dtype, True, True)
+        of_initial = None
+        if ctx.initial_dtype is not None:
+            of_initial = exchange.initial_gradient(of_state, final_gradient).to(ctx.initial_dtype)
+        return of_query, of_key, of_value, of_initial, None, None, None, None, None, None
