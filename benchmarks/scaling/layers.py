@@ -45,7 +45,7 @@ def states(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tens
     """Computes retention of (B, H, T, .) on each rank."""
     layout = split_layout(Context(None, "contiguous"), (query.shape[0], query.shape[2]), query.device)
     chunk_size = default_chunk_size(query.shape[-1], value.shape[-1])
-    plan = plan_of_segments(layout, lambda position: None, [log_decay], chunk_size, with_final=False)
+    plan = plan_of_segments(layout, lambda position, **_: None, [log_decay], chunk_size, with_final=False)
     return plan.operators[0](query, key, value, None)[0]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..ops.retention_forms import StepDecay
+from ..ops.retention_forms import StepDecay, without_autocast
 from ..ops.retention_packed import ChunkedDocuments, packed_step_, states_between
 from .retention_triton import (
     _chunkwise,
@@ -21,6 +21,7 @@ from .retention_triton import (
     launches_at_once,
     prepare,
     read_states,
+    runs_on,
     scan_states,
     with_dense_rows,
 )
@@ -36,7 +37,7 @@ def packed_step_triton_(
     begins: Tensor | None = None,
 ) -> Tensor:
     """Computes `packed_step_` in one launch, with its arguments and result. Does not copy the states."""
-    if states.stride(-1) != 1 or not launches_at_once(query):
+    if states.stride(-1) != 1 or not (runs_on(states.device) and launches_at_once(query)):
         return packed_step_(query, key, value, decay, states, rows, begins)
     keep = decay.keep if begins is None else decay.keep.masked_fill(begins[:, None, None, None], 0)
     tokens = (operand.permute(2, 1, 0, 3) for operand in (query, key, value))  # (D, ., 1, .)
@@ -55,7 +56,7 @@ def chunks_triton(
     rows = [operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value)]  # (A, ., C, .)
     mask = torch.arange(group.tokens.shape[1], device=query.device) < group.count[:, None]
     scan, _, keys, values, _ = prepare(*rows, log_decay, None, mask, None, None)
-    _, written = scan_states(scan, keys, values)
+    written = scan_states(scan, keys, values)[1]
     kept = torch.exp(group.count[:, None, None, None] * log_decay.view(-1, 1, 1))  # (A, M, 1, 1)
     before, after = states_between(written, kept, group, state)
     output, _ = _chunkwise(*rows, log_decay, before, mask, None, None)
@@ -80,7 +81,7 @@ class SplitRetention(torch.autograd.Function):
         with_final: bool,
     ) -> tuple[Tensor, Tensor | None]:
         scan, _, keys, values, _ = prepare(query, key, value, log_decay, None, mask, reset, chunk_size)
-        _, written = scan_states(scan, keys, values)
+        written = scan_states(scan, keys, values)[1]
         before, final = exchange.states(written, initial_state, with_final)()
         ctx.save_for_backward(query, key, value, log_decay, before, mask, reset)
         ctx.chunk_size, ctx.exchange, ctx.with_final = chunk_size, exchange, with_final
@@ -91,17 +92,18 @@ class SplitRetention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor, final_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         exchange, final_gradient = ctx.exchange, final_gradient if ctx.with_final else None
-        scan, query, key, value, before = prepare(*ctx.saved_tensors, ctx.chunk_size)
-        gradient = with_dense_rows(output_gradient.to(scan.dtype))
-        _, of_state = scan_states(scan, query, gradient, backward=True)
-        arrived = exchange.gradients(of_state, final_gradient)
-        states, _ = scan_states(scan, key, value, before)  # runs, as the next line, during the exchange of gradients
-        of_query = read_states(scan, gradient, value, key, states, query, query.dtype, transposed=True)
-        del states
-        after, _ = scan_states(scan, query, gradient, arrived(), backward=True)
-        of_value = read_states(scan, key, query, gradient, after, value, value.dtype, True)
-        of_key = read_states(scan, value, gradient, query, after, key, key.dtype, True, True)
-        of_initial = None
-        if ctx.initial_dtype is not None:
-            of_initial = exchange.initial_gradient(of_state, final_gradient).to(ctx.initial_dtype)
+        with without_autocast(output_gradient.device.type):
+            scan, query, key, value, before = prepare(*ctx.saved_tensors, ctx.chunk_size)
+            gradient = with_dense_rows(output_gradient.to(scan.dtype))
+            of_state = scan_states(scan, query, gradient, backward=True)[1]
+            arrived = exchange.gradients(of_state, final_gradient)
+            states = scan_states(scan, key, value, before)[0]  # runs, as the next line, during the exchange of gradients
+            of_query = read_states(scan, gradient, value, key, states, query, query.dtype, transposed=True)
+            del states
+            after = scan_states(scan, query, gradient, arrived(), backward=True)[0]
+            of_value = read_states(scan, key, query, gradient, after, value, value.dtype, True)
+            of_key = read_states(scan, value, gradient, query, after, key, key.dtype, True, True)
+            of_initial = None
+            if ctx.initial_dtype is not None:
+                of_initial = exchange.initial_gradient(of_state, final_gradient).to(ctx.initial_dtype)
         return of_query, of_key, of_value, of_initial, None, None, None, None, None, None

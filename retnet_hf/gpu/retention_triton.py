@@ -866,6 +866,7 @@ def _step(
     places: Tensor | None = None,
 ) -> Tensor:
     check_step(query, key, value, left, state if places is None else state[: len(places)])
+    places = None if places is None else places.contiguous()
     query, key, value = (with_dense_rows(tensor) for tensor in (query, key, value))
     (batch, heads, _, key_dim), value_dim, matrices = query.shape, value.shape[-1], state.shape[1]
     output = state.new_empty(batch, heads, 1, value_dim)

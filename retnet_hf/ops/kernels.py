@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from .choices import KERNELS
 from .gradients import cross_entropy_and_gradient_, gated, normed_gate, rotate_both, scaled_residual
-from .retention_forms import recurrent_step_
+from .retention_forms import needs_autograd, recurrent_step_
 
 
 logger = logging.get_logger(__name__)
@@ -40,7 +40,7 @@ class Kernels(NamedTuple):
     cross_entropy_: Callable[..., Tensor] = cross_entropy_and_gradient_
     scaled_residual: Callable[..., Tensor] = scaled_residual
     compiled_together: Callable[[], AbstractContextManager] = nullcontext  # compiles kernels before their first launch
-    own: bool = False  # whether these are this package's kernels: both directions, packed documents, split sequences
+    complete: bool = False  # whether there are kernels for both directions, packed documents and split sequences
     checked: bool = False  # whether results are compared with PyTorch's before use
 
 
@@ -101,6 +101,17 @@ def kernels_of_call(kernels: Kernels, device: torch.device, dtype: torch.dtype, 
     return kernels if kernels.chunkwise is not None else _by_default[0]
 
 
+def kernels_of_parts(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, length: int) -> Kernels:
+    """Returns the implementation for packed documents or split sequences: complete kernels or `TORCH`.
+
+    Compilers, tracers and PyTorch's modes do not see the launches of these kernels.
+    """
+    if needs_autograd() or torch._C._len_torch_dispatch_stack() > 0:
+        return TORCH
+    kernels = kernels_of_call(kernels, device, dtype, sizes, length)
+    return kernels if kernels.complete else TORCH
+
+
 def kernels_found_right(kernels: Kernels, operand: Tensor) -> Kernels:
     """Returns the implementation of gates, losses and residuals: the kernels, if found right in this dtype, or `TORCH`.
 
@@ -153,7 +164,7 @@ def _import_kernels(name: str) -> Kernels:
             cross_entropy_=cross_entropy_triton_,
             scaled_residual=scaled_residual_triton,
             compiled_together=compiled_together,
-            own=True,
+            complete=True,
             checked=True,
         )
     if name != "fla":

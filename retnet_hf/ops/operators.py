@@ -159,7 +159,7 @@ def operators_of(
     def make(log_decay: Tensor) -> Operator:
         if bidirectional and ((form == "parallel" and kernel is None) or length == 1):
             return Chunks(log_decay, layout, None, with_final=False, bidirectional=True, keeps_tables=keeps_tables)
-        if bidirectional and kernel is not None and kernels.own:
+        if bidirectional and kernel is not None and kernels.complete:
             return Function(kernel, log_decay, layout, chunk_size=chunk_size, bidirectional=True)
         if bidirectional:
             return BothWays(

@@ -42,7 +42,7 @@ class ChunkedDocuments(NamedTuple):
     """Documents cut into chunks of one size, ordered as the first chunks of all documents, the second chunks, and so on."""
 
     documents: Tensor  # (D,) int64, indices of the documents, sorted by falling number of chunks
-    tokens: Tensor  # (A, C) int64, place of each token in the row; arbitrary past the end of a short chunk
+    tokens: Tensor  # (A, C) int64, place of each token in the row; past the end of a short chunk, that of its last token
     count: Tensor  # (A,) int64, number of tokens in each chunk
     chunks: tuple[int, ...]  # number of documents with at least 1, 2, ... chunks
 
@@ -129,7 +129,7 @@ def _chunked(bounds: np.ndarray, which: np.ndarray, size: int) -> tuple[np.ndarr
     document = np.concatenate([which[:count] for count in having] or [which[:0]])  # (A,)
     start = bounds[document] + number * size
     count = np.minimum(bounds[document + 1] - start, size)
-    tokens = np.minimum(start[:, None] + np.arange(size), max(0, bounds[-1] - 1))
+    tokens = np.minimum(start[:, None] + np.arange(size), bounds[document + 1, None] - 1)
     return which, tokens, count, having
 
 
@@ -150,7 +150,6 @@ def packed_retention(
     boundaries: Sequence[int] | Tensor | PackedDocuments,
     initial_states: Tensor | None = None,
     chunk_size: int | None = None,
-    kernels: Kernels = TORCH,
 ) -> tuple[Tensor, Tensor]:
     """Computes the retention of each document of a row, continued from its own state.
 
@@ -160,21 +159,37 @@ def packed_retention(
         boundaries: (D + 1,) integers from 0 to T: the start of each document, and T; or the result of `packed_documents`.
         initial_states: (D, M, K, V), zeros if None. Never modified.
         chunk_size: C; by default `default_chunk_size(K, V)`.
-        kernels: the result of `kernels_of_call`. Kernels of this package need a call that records no gradients.
 
     Returns:
-        output (1, H, T, V), and the states (D, M, K, V) after each document, in float32, or float64 if an input is. The
-        output of kernels for bfloat16 operands may be bfloat16.
+        output (1, H, T, V), and the states (D, M, K, V) after each document, in float32, or float64 if an input is.
 
     Raises:
         ValueError: if the boundaries do not cover the row, or the states are not one per document.
     """
-    operands = [tensor for tensor in (query, key, value, initial_states) if tensor is not None]
-    dtype, states = compute_dtype(*operands), state_heads(query, key, log_decay.numel())
     documents = boundaries
     if not isinstance(boundaries, PackedDocuments):
         chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
         documents = packed_documents(boundaries, chunk_size, query.device)
+    return retention_of_documents(query, key, value, log_decay, documents, initial_states)
+
+
+def retention_of_documents(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    documents: PackedDocuments,
+    initial_states: Tensor | None = None,
+    kernels: Kernels = TORCH,
+) -> tuple[Tensor, Tensor]:
+    """Computes `packed_retention`.
+
+    Args:
+        kernels: complete kernels, for operands that are not float64 in a call that records no gradients, or `TORCH`. The
+            output of kernels for bfloat16 operands may be bfloat16.
+    """
+    operands = [tensor for tensor in (query, key, value, initial_states) if tensor is not None]
+    dtype, states = compute_dtype(*operands), state_heads(query, key, log_decay.numel())
     if query.shape[0] != 1 or query.shape[2] != len(documents.places):
         raise ValueError(
             f"query must have one row of the {len(documents.places)} tokens of the documents, got {tuple(query.shape)}."
@@ -185,8 +200,10 @@ def packed_retention(
     elif initial_states.shape != shape:
         raise ValueError(f"initial_states must be {shape}, one for each document, got {tuple(initial_states.shape)}.")
     rows, chunks = (query[0], key[0], value[0]), _chunks
-    if kernels.own:
-        from ..gpu.packed_and_split_triton import chunks_triton as chunks
+    if kernels.complete:
+        from ..gpu.packed_and_split_triton import chunks_triton
+
+        chunks = chunks_triton
     else:
         rows = query[0].to(dtype), repeat_heads(key, states)[0].to(dtype), repeat_heads(value, states)[0].to(dtype)
     log_decay, initial_states, parts = log_decay.to(dtype), initial_states.to(dtype), []

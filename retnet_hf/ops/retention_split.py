@@ -9,8 +9,8 @@ each decayed by the tokens between,
 
 In each layer, ranks exchange the W of their segments once in the forward pass, and the gradients of the S once in the
 backward pass: K V elements per state head, whatever the length of the segments. Meanwhile each rank computes retention
-within its chunks, or the states for its backward pass. Only neighbours exchange if segments are so long that even with the
-slowest decay an older state is negligible at the precision of the dtype.
+within its chunks, or the states for its backward pass. With Triton kernels, the forward pass waits. Only neighbours exchange
+if segments are so long that even with the slowest decay an older state is negligible at the precision of the dtype.
 
 A rank has one segment; or two, stacked along the batch, in torch's order for causal attention: rank r holds the segments r
 and 2 N - 1 - r. Shapes as in `retention_forms.py`, with N ranks, S segments per rank, and G = N S segments in all.
@@ -30,6 +30,7 @@ from .operators import Operator, of_each_decay
 from .plan import MakeRotation, Plan, rotation_options
 from .retention_forms import (
     ChunkBlock,
+    DecayTables,
     block_gradients,
     chunk_blocks,
     decay_tables,
@@ -128,11 +129,17 @@ class Context(NamedTuple):
         rotation: MakeRotation,
         log_decays: Sequence[Tensor],
         chunk_size: int,
-        kernels: Kernels,
+        kernels_of: Callable[[int], Kernels],
         **kwargs: Any,
     ) -> Plan:
-        """Returns the plan of a call. Other arguments as in `layout_of_ranks`."""
+        """Returns the plan of a call.
+
+        Args:
+            kernels_of: function that returns the kernels for a number of tokens, as `kernels_of_parts`.
+            Other arguments as in `layout_of_ranks`.
+        """
         layout = layout_of_ranks(self, past, *call, **kwargs)
+        kernels = kernels_of(max(2, layout.position.shape[1]))  # one token is computed as a chunk, too
         return plan_of_segments(layout, rotation, log_decays, chunk_size, past is not None, kernels)
 
     def _global(self, rank: int) -> int:
@@ -376,7 +383,7 @@ def plan_of_segments(
     log_decays: Sequence[Tensor],
     chunk_size: int,
     with_final: bool,
-    kernels: Kernels,
+    kernels: Kernels = TORCH,
 ) -> Plan:
     """Returns the plan of sequences that are split over ranks."""
 
@@ -398,20 +405,27 @@ class Segments(OnDevice):
     def __init__(
         self, log_decay: Tensor, layout: SplitLayout, chunk_size: int, with_final: bool, kernels: Kernels = TORCH
     ) -> None:
-        self.order, self.exchange, self.with_final = layout.order, Exchange(log_decay, layout), with_final
-        if kernels.own:
-            from ..gpu.packed_and_split_triton import SplitRetention
+        self.log_decay, self.present, self.starts, self.order = log_decay, layout.present, layout.starts, layout.order
+        self.sizes, self.kernels = (layout.position.shape[1], chunk_size), kernels
+        self.exchange, self.with_final = Exchange(log_decay, layout), with_final
+        self.tables = None if kernels.complete else self.decay_tables()
 
-            self.function, self.segments = SplitRetention, (log_decay, layout.present, layout.starts, chunk_size)
-        else:
-            tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order)
-            self.function, self.segments = SplitChunks, (tables, layout.order)
+    def decay_tables(self) -> DecayTables:
+        """Returns the powers of the decays."""
+        return decay_tables(self.log_decay, *self.sizes, self.order)
 
     def __call__(self, query, key, value, state):
         context = self.exchange.context
         operands = (context.fold(operand, 2) for operand in (query, key, value))
+        if self.kernels.runs_on(query.device):  # a model may be on several devices
+            from ..gpu.packed_and_split_triton import SplitRetention
+
+            function, segments = SplitRetention, (self.log_decay, self.present, self.starts, self.sizes[1])
+        else:
+            tables = self.decay_tables() if self.tables is None else self.tables
+            function, segments = SplitChunks, (tables, self.order)
         with without_autocast(query.device.type):
-            output, final = self.function.apply(*operands, state, *self.segments, self.exchange, self.with_final)
+            output, final = function.apply(*operands, state, *segments, self.exchange, self.with_final)
         output = output if self.order.absent is None else output.masked_fill(self.order.absent, 0)
         return context.unfold(output, 2), final
 

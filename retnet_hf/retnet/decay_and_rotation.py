@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..modules.computed_buffers import ComputedBuffer
 from ..modules.head_decay import HeadDecay
 from ..modules.integer_angles import integer_frequencies, rotary_frequencies
-from ..ops.kernels import Kernels, Sizes, kernels_of_call, load_kernels
+from ..ops.kernels import Sizes, kernels_of_call, load_kernels
 from ..ops.layout import Layout
 from ..ops.plan import Plan, Rotation, Scaling, plan_of_rows
 from ..ops.retention_forms import default_chunk_size
@@ -86,14 +86,11 @@ class PlansRetention:
         self, layout: Layout, log_decays: list[Tensor], form: str, dtype: torch.dtype, with_final: bool, maps: bool
     ) -> Plan:
         """Returns the plan of a call with hidden states of `dtype`. Other arguments as in `plan_of_rows`."""
-        kernels = self.kernels_of(log_decays, dtype, layout.position.device, layout.position.shape[1])
+        length, device = layout.position.shape[1], layout.position.device
+        kernels = kernels_of_call(self.kernels, device, dtype, self.kernel_sizes(log_decays[0]), length)
         rotation = functools.partial(self.rotation, dtype=dtype)
         options = {"with_final": with_final, "bidirectional": self.config.bidirectional, "maps": maps}
         return plan_of_rows(layout, rotation, log_decays, form, self.chunk_size, kernels=kernels, **options)
-
-    def kernels_of(self, log_decays: list[Tensor], dtype: torch.dtype, device: torch.device, length: int) -> Kernels:
-        """Returns the implementation of retention for a call of `length` tokens with hidden states of `dtype`."""
-        return kernels_of_call(self.kernels, device, dtype, self.kernel_sizes(log_decays[0]), length)
 
     def kernel_sizes(self, log_decay: Tensor) -> Sizes:
         """Returns the sizes for which kernels are compiled, given this rank's decays (M,) of the first layer."""

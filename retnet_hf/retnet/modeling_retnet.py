@@ -46,7 +46,7 @@ from ..modules.computed_buffers import ComputedBuffer
 from ..modules.initial_weights import draw_weights, projection
 from ..modules.rms_norm import RetNetRMSNorm
 from ..ops.gradients import mean_cross_entropy
-from ..ops.kernels import TORCH, kernels_found_right, load_kernels
+from ..ops.kernels import kernels_found_right, kernels_of_parts, load_kernels
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan
 from ..ops.retention_forms import form_of_call, needs_autograd
@@ -292,7 +292,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
             "rotation": functools.partial(self.rotation, dtype=dtype),
             "log_decays": decays,
             "chunk_size": self.chunk_size,
-            "kernels": TORCH if torch.compiler.is_compiling() else self.kernels_of(decays, dtype, device, length),
+            "kernels_of": functools.partial(kernels_of_parts, self.kernels, device, dtype, self.kernel_sizes(decays[0])),
         }
         options |= {"retention_form": retention_form, "output_attentions": maps, **kwargs}
         if self.context is not None:

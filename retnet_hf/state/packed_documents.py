@@ -5,7 +5,7 @@
 Serving engines call a model this way. Shapes as in `retention_packed.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ..ops.layout import Layout, OnDevice, checked_positions
 from ..ops.operators import of_each_decay
 from ..ops.plan import MakeRotation, Plan, rotation_options
 from ..ops.retention_forms import step_decay
-from ..ops.retention_packed import PackedDocuments, packed_documents, packed_retention, packed_step_
+from ..ops.retention_packed import PackedDocuments, packed_documents, packed_step_, retention_of_documents
 from .retention_state import StateLayer, first_in_use, require_retention_alone
 
 
@@ -63,7 +63,7 @@ class Packed(OnDevice):
         is_step = layout.documents.is_step and not torch.is_grad_enabled()
         self.log_decay, self.layout, self.step = log_decay, layout, step_decay(log_decay) if is_step else None
         self.kernels, self.step_ = kernels, packed_step_
-        if kernels.own:
+        if kernels.complete:
             from ..gpu.packed_and_split_triton import packed_step_triton_
 
             self.step_ = packed_step_triton_
@@ -77,8 +77,8 @@ class Packed(OnDevice):
         before = states if rows is None else states[rows]
         if layout.begins is not None:
             before = before.masked_fill(layout.begins[:, None, None, None], 0)
-        options = {"initial_states": before, "kernels": self.kernels}
-        output, after = packed_retention(query, key, value, self.log_decay, layout.documents, **options)
+        kernels = self.kernels if self.kernels.runs_on(query.device) else TORCH  # a model may be on several devices
+        output, after = retention_of_documents(query, key, value, self.log_decay, layout.documents, before, kernels)
         return output, after if rows is None else states.index_copy_(0, rows, after.to(states.dtype))
 
 
@@ -89,12 +89,18 @@ def plan_of_documents(
     rotation: MakeRotation,
     log_decays: Sequence[Tensor],
     chunk_size: int,
-    kernels: Kernels,
+    kernels_of: Callable[[int], Kernels],
     **kwargs: Any,
 ) -> Plan:
-    """Returns the plan of packed documents that continue from rows of a state. Other arguments as in `continued_layout`."""
+    """Returns the plan of packed documents that continue from rows of a state.
+
+    Args:
+        kernels_of: function that returns the kernels for a number of tokens, as `kernels_of_parts`. PyTorch computes calls
+            that record gradients.
+        Other arguments as in `continued_layout`.
+    """
     layout = continued_layout(config, layers, chunk_size, *call, **kwargs)
-    kernels = TORCH if torch.is_grad_enabled() else kernels
+    kernels = TORCH if torch.is_grad_enabled() else kernels_of(layout.tokens)
     operators = of_each_decay(lambda log_decay: Packed(log_decay, layout, kernels), log_decays)
     return Plan(layout, rotation(layout.position, **rotation_options(kernels)), operators, log_decays, in_place=True)
 

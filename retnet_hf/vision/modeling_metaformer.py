@@ -130,7 +130,7 @@ class MetaFormerRetention(MetaFormerHeads):
         if output_maps:  # the output is computed from the map, so that a gradient reaches the map
             maps = retention_map(query, key, decay_map(log_decay, query.shape[2], bidirectional=both_ways))
             output = map_times_values(maps, value)
-        elif kernels.own:
+        elif kernels.complete:
             output, _ = kernels.chunkwise(query, key, value, log_decay, bidirectional=both_ways)
         elif both_ways:
             output = bidirectional_retention(query, key, value, log_decay, form=form)

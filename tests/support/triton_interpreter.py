@@ -31,7 +31,14 @@ from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from triton.runtime import interpreter
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
+from retnet_hf import (
+    RetNetConfig,
+    RetNetForCausalLM,
+    RetNetHybridConfig,
+    RetNetHybridForCausalLM,
+    RetNetState,
+    context_parallel,
+)
 from retnet_hf.gpu import (
     cross_entropy_triton,
     gates_triton,
@@ -51,7 +58,7 @@ from retnet_hf.ops.retention_forms import (
     recurrent_step_,
     step_decay,
 )
-from retnet_hf.ops.retention_packed import packed_retention, packed_step_
+from retnet_hf.ops.retention_packed import packed_documents, packed_step_, retention_of_documents
 from retnet_hf.ops.retention_split import Context, Segments, split_layout
 
 
@@ -229,11 +236,16 @@ def steps(heads=2, groups=None, decays=None, dtype="float32", mask=False, reset=
     return found
 
 
-def split(decay=None, **sizes) -> dict[str, float]:
-    """The two segments of one rank, against the recurrence over the whole sequence."""
+def one_rank() -> None:
+    """Makes this process the one rank of a group."""
     if not dist.is_initialized():
         backend = "gloo" if DEVICE == "cpu" else "nccl"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def split(decay=None, autocast=False, **sizes) -> dict[str, float]:
+    """The two segments of one rank, against the recurrence over the whole sequence."""
+    one_rank()
     case = Case(**{"length": 38} | sizes)
     if decay is not None:
         case.log_decay.fill_(math.log(decay))
@@ -247,24 +259,25 @@ def split(decay=None, **sizes) -> dict[str, float]:
     def segments(query, key, value, log_decay, state, *_):
         return Segments(log_decay, layout, 16, True, load_kernels("triton"))(query, key, value, state)
 
-    return case.errors_of(segments, recurrent_retention, case.results)
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+        return case.errors_of(segments, recurrent_retention, case.results)
 
 
 def packed(lengths: list[int], initial=True, **sizes) -> dict[str, float]:
     """Packed documents that continue from their states, against PyTorch's operations in float64."""
     case, documents = Case(length=sum(lengths), **sizes), len(lengths)
     states = torch.randn(documents, *case.operands[3].shape[1:]).to(DEVICE) if initial else None
-    bounds = [sum(lengths[:number]) for number in range(documents + 1)]
+    parts = packed_documents([sum(lengths[:number]) for number in range(documents + 1)], 16, torch.device(DEVICE))
 
     def results(dtype=None, change=lambda tensor: tensor, **options) -> tuple[torch.Tensor, torch.Tensor]:
         operands = [change(operand.to(dtype or operand.dtype)) for operand in case.operands[:3]]
         before = None if states is None else change(states.to(dtype or torch.float32))
-        return packed_retention(*operands, case.log_decay.to(dtype or torch.float32), bounds, before, 16, **options)
+        return retention_of_documents(*operands, case.log_decay.to(dtype or torch.float32), parts, before, **options)
 
     actual = results(kernels=load_kernels("triton"))
-    expected, sizes = results(torch.float64), results(torch.float64, torch.abs)
+    expected, magnitudes = results(torch.float64), results(torch.float64, torch.abs)
     allowed = 4 * ROUNDING[case.dtype] + 100 * ROUNDING[torch.float32]
-    found = (worst(*pair, allowed * size + 1e-7) for *pair, size in zip(actual, expected, sizes))
+    found = (worst(*pair, allowed * size + 1e-7) for *pair, size in zip(actual, expected, magnitudes))
     return dict(zip(["output", "states"], found))
 
 
@@ -272,7 +285,7 @@ def packed_steps(groups=None, begins=False, rows=True, dtype="float32") -> dict[
     """One token of each of three documents, against PyTorch's operations in float64."""
     case = Case(3, 20, 24, heads=4, groups=groups, dtype=dtype)
     states = torch.randn(5 if rows else 3, *case.operands[3].shape[1:]).to(DEVICE)
-    places = torch.tensor([4, 0, 2], device=DEVICE) if rows else None
+    places = torch.tensor([[4, 1], [0, 3], [2, 1]], device=DEVICE)[:, 0] if rows else None  # a column of a table
     starts = torch.tensor([True, False, True], device=DEVICE) if begins else None
     if begins:
         states[4 if rows else 0, 0, 0, 0] = math.inf  # of another text
@@ -508,6 +521,45 @@ class TrainedModel:
         expected, actual = self.trained(self.plain), self.trained(self.with_kernels, compiled)
         return {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
 
+    def errors_in_parts(self) -> dict[str, float]:
+        """Of packed documents that continue from rows of a state, and of the segments of a rank, with checkpoints."""
+        one_rank(), self.with_kernels.train().gradient_checkpointing_enable()
+        found, called = [], collections.Counter()
+
+        def counted(name):
+            function = getattr(packed_and_split_triton, name)
+
+            def call(*operands, **options):
+                called[name] += 1
+                return function(*operands, **options)
+
+            return mock.patch.object(packed_and_split_triton, name, call)
+
+        for module in self.with_kernels.modules():
+            if hasattr(module, "kernels"):
+                module.kernels = module.kernels._replace(checked=False)
+        ids = self.ids[:, :36]
+        for model in (self.plain, self.with_kernels):
+            with counted("scan_states"), counted("_step"):
+                slots, logits = RetNetState.zeros(model.config, 4, device=DEVICE), []
+                for bounds, rows in (([0, 7, 20], [2, 0]), ([0, 1, 2], [0, 3])):
+                    packing = {"cu_seq_lens_q": bounds, "state_rows": torch.tensor(rows, device=DEVICE)}
+                    with torch.no_grad():
+                        logits.append(model(ids[:1, : bounds[-1]], past_key_values=slots, **packing).logits)
+                context_parallel(model, dist.group.WORLD, "head_to_tail")
+                output = model(ids, labels=ids, shift_labels=ids, use_cache=False)
+                output.loss.backward()
+                context_parallel(model, None)
+            gradients = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+            documents = {"documents": torch.cat(logits, dim=1)}
+            found.append(documents | {"logits": output.logits.detach(), "gradients": gradients})
+        layers = self.plain.config.num_hidden_layers
+        # scans of documents of two sizes, and of the segments in two forward passes and a backward pass
+        calls = {"scan_states": (2 + 2 + 3) * layers, "_step": layers}
+        expected, actual = found
+        errors = {name: worst(actual[name], right, 1e-4 * right.abs().max()) for name, right in expected.items()}
+        return errors | {"calls": 0.0 if called == calls else math.inf}
+
     def errors_checkpointed(self) -> dict[str, float]:
         expected = self.trained(self.plain.train())
         self.with_kernels.train().gradient_checkpointing_enable()
@@ -711,6 +763,7 @@ if __name__ == "__main__":
     work |= {name: functools.partial(pictures, **options) for name, options in PICTURES.items()}
     work["wrong shapes"], work["left out"] = refused, left_out
     work["model, gradient checkpointing"] = lambda: TrainedModel().errors_checkpointed()
+    work["model, sequences in parts"] = lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_in_parts()
     work["operators"] = operators
     work["check of the kernels"] = check_of_the_kernels
     work["left to PyTorch"] = left_to_pytorch

@@ -117,6 +117,7 @@ SPLIT = {
     "segments of a rank, mask and reset": {"batch": 2, "mask": True, "reset": True},
     "segments of a rank, no initial state": {"initial": False},
     "segments of a rank, grouped heads": {"length": 20, "heads": 4, "groups": 2, "decays": 2, "tokens_first": True},
+    "segments of a rank, autocast": {"autocast": True},
     "segments of a rank, bfloat16": {"length": 80, "dtype": "bfloat16"},
 }
 PACKED = {
@@ -165,6 +166,7 @@ def test_kernels_are_the_recurrence(interpreted, name):
         "model, decays per layer, hybrid",
         "model, compiled",
         "model, gradient checkpointing",
+        "model, sequences in parts",
     ],
 )
 def test_a_model_with_kernels_is_the_same_model(interpreted, name):
