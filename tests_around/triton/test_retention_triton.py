@@ -283,12 +283,14 @@ def test_other_devices_compile_without_spills(target):
 @pytest.mark.parametrize("architecture", [80, 90])
 def test_the_step_spills_nothing(architecture, key_dim, value_dim, heads_of_matrix):
     constants = {"M": 8, "READERS": heads_of_matrix, "SHARING": 1, "K": key_dim, "V": value_dim, "HAS_WRITTEN": True}
-    constants |= retention_triton.step_tiles(key_dim, value_dim) | {"HAS_PLACES": True}
+    constants |= retention_triton.step_tiles(key_dim, value_dim)
     pointers = dict.fromkeys(("query", "key", "value"), "bf16") | {"places": "i64"}
     pointers |= dict.fromkeys(("left", "written", "state", "output"), "fp32")
     tiles = retention_triton.Tiles(1, 1, 1, 8, 2)
-    used = compiled(retention_triton.step_kernel, pointers, constants, GPUTarget("cuda", architecture, 32), tiles)
-    assert used["stack"] == 0, used
+    for places in (True, False):
+        options = constants | {"HAS_PLACES": places}
+        used = compiled(retention_triton.step_kernel, pointers, options, GPUTarget("cuda", architecture, 32), tiles)
+        assert used["stack"] == 0, used
 
 
 @pytest.mark.parametrize(
