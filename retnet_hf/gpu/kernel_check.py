@@ -111,7 +111,7 @@ class Sample:
     """
 
     def __init__(self, dtype: torch.dtype, sizes: Sizes, part: str) -> None:
-        heads, groups, matrices, key_dim, value_dim, self.chunk_size, self.bidirectional = sizes
+        heads, self.groups, matrices, key_dim, value_dim, self.chunk_size, self.bidirectional = sizes
         # The last chunk is not full.
         length = 1 if part == "step" else 2 * min(LONGEST_CHUNK, -(-self.chunk_size // 16) * 16) + 16
         self.part, generator = part, torch.Generator("cpu").manual_seed(0)
@@ -128,14 +128,14 @@ class Sample:
         self.state, self.angle = drawn(1, matrices, key_dim, value_dim), 100 * drawn(1, 1, length, key_dim // 2)
         exponents = torch.arange(5, 5 + matrices, device="cpu", dtype=torch.float64).clamp(max=9)
         self.log_decay = torch.log1p(-(2.0**-exponents))
-        self.operands = {"queries": normal(heads, key_dim), "keys": normal(groups, key_dim)}
-        self.operands |= {"values": normal(groups, value_dim), "vectors to rotate": normal(heads, key_dim)}
+        self.operands = {"queries": normal(heads, key_dim), "keys": normal(self.groups, key_dim)}
+        self.operands |= {"values": normal(self.groups, value_dim), "vectors to rotate": normal(heads, key_dim)}
         self.operands |= {"values to norm": normal(heads, value_dim), "gate": normal(heads * value_dim)}
         self.operands |= {"values to gate": normal(heads * value_dim), "scale": drawn(heads * value_dim).to(dtype)}
         self.operands["weight of the norm"] = drawn(value_dim).to(dtype)
         rotated, gated = normal(heads, key_dim), normal(heads * value_dim)
         self.weights = {"the output": normal(heads, value_dim), "the state": torch.ones_like(self.state)}
-        self.weights |= {"the rotation": rotated, "the rotation of the keys": rotated[:, :1]}
+        self.weights |= {"the rotation": rotated, "the rotation of the keys": rotated[:, : self.groups]}
         self.weights |= dict.fromkeys(("the gated values", "the normed and gated values", "the scaled residual"), gated)
 
     def results(self, kernels: Kernels, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -151,9 +151,10 @@ class Sample:
         found = {"the output": output} | ({} if state is None else {"the state": state})
         if vectors.shape[-1] % 2 == 0:
             cos, sin = (turn.to(device, of_angles) for turn in (self.angle.cos(), self.angle.sin()))
-            turned = kernels.rotate(vectors, vectors[:, :1], (cos, sin), (sin, cos))
+            turned = kernels.rotate(vectors, vectors[:, : self.groups], (cos, sin), (sin, cos))
             found |= dict(zip(("the rotation", "the rotation of the keys"), turned))
         found["the gated values"] = kernels.gated(ungated, gate, nn.SiLU())
+        values = values.to(output.dtype)  # as in a model, so that the model uses the kernel that is compiled here
         found["the normed and gated values"] = kernels.normed_gate(values, norm, gate, nn.SiLU())
         found["the scaled residual"] = kernels.scaled_residual(gate, ungated, scale)
         if trains:
