@@ -25,7 +25,7 @@ logger = logging.get_logger(__name__)
 ALLOWED = {torch.bfloat16: 0.03, torch.float16: 0.01, torch.float32: 0.01}
 LONGEST_CHUNK = 128
 NORM_EPS = 1e-6
-VOCABULARY = 9000  # several tiles of the cross entropy
+VOCABULARY = 9008  # several tiles of the cross entropy, and a multiple of 16, as most vocabularies are
 
 Use = tuple[torch.device, torch.dtype, Sizes]
 checked: dict[Use, set[str]] = defaultdict(set)  # parts that were found to be right

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What `launch` remembers of a kernel, and what `compiled_together` compiles, with a stand-in for Triton's kernels."""
+"""What `launch` remembers of a kernel, what `compiled_together` compiles, and what a model compiles, without a GPU."""
 
 import threading
 
@@ -10,8 +10,18 @@ import torch
 
 triton = pytest.importorskip("triton", reason="triton cannot be imported here")
 
-from retnet_hf.gpu import launching  # noqa: E402
+from retnet_hf import RetNetConfig, RetNetForCausalLM  # noqa: E402
+from retnet_hf.gpu import (  # noqa: E402
+    cross_entropy_triton,
+    gates_triton,
+    kernel_check,
+    launching,
+    residual_triton,
+    retention_triton,
+    rotation_triton,
+)
 from retnet_hf.gpu.launching import cdiv, compiled_together, launch, next_power_of_2  # noqa: E402
+from retnet_hf.ops.kernels import load_kernels  # noqa: E402
 
 
 class Kernel:
@@ -113,6 +123,52 @@ def test_a_kernel_that_does_not_compile_does_not_end_the_block(kernel, monkeypat
     with compiled_together():
         launch(kernel, 3, (torch.zeros(64), torch.zeros(4)), (5,), TILE=16, num_warps=4)
     assert launched(kernel) == "first"  # where Triton would raise
+
+
+def compilation(kernel, tensors, numbers, options) -> tuple:
+    """That for which Triton compiles a kernel."""
+    kinds = [(tensor.dtype, tensor.data_ptr() % 16 == 0) for tensor in tensors]
+    for number, parameter in zip(numbers, kernel.params[len(tensors) :]):
+        kinds += [None if parameter.do_not_specialize else (number == 1, number % 16 == 0)]
+    return kernel, *kinds, *options.items()
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_the_check_before_the_first_use_compiles_what_a_model_launches(monkeypatch, groups):
+    compiled, in_check = {True: set(), False: set()}, []
+    difference = kernel_check.difference
+
+    def launched_nowhere(kernel, programs, tensors, numbers, **options):
+        compiled[bool(in_check)].add(compilation(kernel, tensors, numbers, options))
+
+    def checked(*use):
+        in_check.append(use)
+        difference(*use)
+        in_check.clear()
+
+    for module in (retention_triton, rotation_triton, gates_triton, residual_triton, cross_entropy_triton):
+        monkeypatch.setattr(module, "launch", launched_nowhere)
+    for module in (retention_triton, rotation_triton, gates_triton, cross_entropy_triton):
+        monkeypatch.setattr(module, "runs_on", lambda device: True)
+    monkeypatch.setattr(kernel_check, "difference", checked)
+    monkeypatch.setattr(kernel_check, "checked", kernel_check.defaultdict(set))
+    monkeypatch.setattr(kernel_check, "RIGHT", set())
+    monkeypatch.setattr("retnet_hf.ops.kernels.RIGHT", kernel_check.RIGHT)
+    config = RetNetConfig(
+        vocab_size=64, hidden_size=128, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=groups, chunk_size=64
+    )
+    model = RetNetForCausalLM(config).bfloat16().eval()
+    for module in model.modules():
+        if hasattr(module, "kernels"):
+            module.kernels = load_kernels("triton")._replace(runs_on=lambda device: True)
+    ids = torch.zeros(3, 150, dtype=torch.long)
+    with torch.no_grad():
+        state = model(ids, use_cache=True).past_key_values
+        model(ids[:, :1], past_key_values=state)
+    model.train()(ids, labels=ids, use_cache=False).loss.backward()
+    names = {kernel.fn.__name__ for kernel, *_ in compiled[False]}
+    assert names >= {"states_kernel", "read_kernel", "step_kernel", "rotation_kernel", "normed_gate_kernel", "gate_kernel"}
+    assert compiled[False] <= compiled[True]
 
 
 def test_sizes_are_those_of_triton():
