@@ -283,7 +283,7 @@ def split_layout(
     """Returns the layout of this rank's segments, stacked along the batch. Ranks exchange lengths, positions and documents.
 
     Arguments as in `layout_of`, for this rank's `shape` = (B, S T) tokens. Without position_ids, tokens are counted over the
-    whole sequence. All ranks must pass the same set of arguments.
+    whole document, or the whole sequence. All ranks must pass the same set of arguments.
 
     Raises:
         ValueError: for segments of different lengths, and for arguments that `layout_of` refuses.
@@ -301,30 +301,35 @@ def split_layout(
     present = torch.ones(rows, size, dtype=torch.bool, device=device) if mask is None else mask != 0
     start = torch.zeros(batch, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
 
-    count = present.sum(1)
-    follows = torch.full_like(count, -1)  # the position after the last present token
+    count, place = present.sum(1), torch.arange(size, device=device)
+    follows = torch.full_like(count, -1)  # position after the segment, if it does not depend on earlier segments
+    first = last = torch.zeros_like(count)  # documents of the first and the last token
+    if documents is not None:
+        first, last = documents[:, 0].long(), documents[:, -1].long()
     if position is not None:
-        last = torch.where(present, torch.arange(size, device=device), -1).amax(1)
-        follows = torch.where(last >= 0, position.gather(1, last.clamp(min=0)[:, None])[:, 0] + 1, follows)
-    document = torch.zeros_like(count) if documents is None else documents[:, -1].long()
-    facts = context.gather(torch.stack([count, follows, document], -1).unflatten(0, (segments, batch)))()  # (G, B, 3)
-    counts, follows, document = facts.unbind(-1)
+        final = torch.where(present, place, -1).amax(1)
+        follows = torch.where(final >= 0, position.gather(1, final.clamp(min=0)[:, None])[:, 0] + 1, follows)
+    elif documents is not None:
+        begun = torch.where(documents[:, 1:] != documents[:, :-1], place[1:], -1).amax(1, keepdim=True)
+        follows = torch.where(begun[:, 0] >= 0, (present & (place >= begun)).sum(1), follows)
+    facts = context.gather(torch.stack([count, follows, first, last], -1).unflatten(0, (segments, batch)))()  # (G, B, 4)
+    counts, follows, first, last = facts.unbind(-1)
     before = torch.nn.functional.pad(counts.cumsum(0), (0, 0, 1, 0))  # (G + 1, B)
-    if position is None:
-        starts = start + before
-    else:
-        starts = [start]
-        for of_segment in follows:
-            starts.append(torch.where(of_segment >= 0, of_segment, starts[-1]))
-        starts = torch.stack(starts)  # (G + 1, B)
+    begins = first != torch.cat([first[:1], last[:-1]])  # (G, B) whether a document starts at the first token
+    starts = [start]  # position at the first token of each segment
+    for of_segment, known, new in zip(counts, follows, begins):
+        passed = starts[-1]
+        if position is None:
+            starts[-1] = passed.masked_fill(new, 0)
+            passed = starts[-1] + of_segment
+        starts.append(torch.where(known >= 0, known, passed))
+    starts = torch.stack(starts)  # (G + 1, B)
 
     mine = context.places_of(context.rank)
     layout = layout_of((rows, size), device, mask, position, seq_idx=documents, past_position=starts[mine].flatten())
     if documents is not None:
-        previous = torch.cat([document[:1], document])[mine].flatten()  # document at the end of the previous segment
-        begins = (documents[:, 0] != previous) & (torch.tensor(mine, device=device).repeat_interleave(batch) > 0)
         reset = torch.zeros_like(present) if layout.starts is None else layout.starts.expand(rows, -1).clone()
-        reset[:, 0] |= begins
+        reset[:, 0] |= begins[mine].flatten()
         layout = Layout(layout.position, layout.next_position, layout.present, reset if bool(reset.any()) else None)
     resets = torch.zeros_like(count, dtype=torch.int64)
     if layout.starts is not None:

@@ -32,6 +32,10 @@ INPUTS = {
     "masked": {"attention_mask": mask},
     "positions of documents": {"position_ids": position},
     "numbers of documents": {"seq_idx": documents, "position_ids": position},
+    "numbers of documents alone": {"seq_idx": documents},
+    "numbers of documents alone, masked": {"seq_idx": documents, "attention_mask": mask},
+    "a document of several segments": {"seq_idx": (torch.arange(LENGTH) >= 9).long().expand(2, -1)},
+    "a document at a segment's start": {"seq_idx": (torch.arange(LENGTH) >= LENGTH // ranks).long().expand(2, -1)},
 }
 SHORT = {"decay_schedule": [0.001, 0.004, 0.002, 0.005]}  # nothing is seen through eight tokens, which a segment has
 MODELS = {
