@@ -60,6 +60,20 @@ def even_share(number: int, largest: int) -> int:
     return next((share for share in range(largest, 0, -1) if number % (share * RANKS) == 0), 1)
 
 
+def require_examples(training: int, evaluation: int, batch_size: int) -> None:
+    """Raises InputError if several processes have too few examples. Trainer drops batches that are not full."""
+    if RANKS > 1 and training < batch_size:
+        raise InputError(
+            f"several processes need a full batch, but there are only {training} training examples: try a --batch-size of "
+            "at most that number"
+        )
+    if evaluation < RANKS > 1:
+        raise InputError(
+            f"{RANKS} processes need as many held-out examples, but there are only {evaluation}: try more data, a larger "
+            "--eval-fraction or fewer processes"
+        )
+
+
 def join() -> None:
     """Connects the processes and gives each its device. Call it before the functions below."""
     if RANKS > 1:

@@ -149,6 +149,10 @@ def continued_layout(
     position, document_position = packed_positions(boundaries, past_position, length, position_ids)
     begins = None
     if position_ids is not None:
+        if device.type == "cpu" and not torch.compiler.is_compiling():
+            restarts = 1 + (position[0].diff() <= 0).nonzero()[:, 0]
+            if not torch.isin(restarts, boundaries).all():
+                raise ValueError("position_ids must increase within each document of cu_seq_lens_q.")
         starts = position[0, boundaries[:-1].clamp(max=length - 1)]
         begins = ((starts == 0) | (starts < past_position)) & (boundaries.diff() > 0)
         if device.type == "cpu" and not begins.any():  # on a GPU the host would have to wait for the result

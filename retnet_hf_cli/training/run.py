@@ -94,11 +94,7 @@ class TrainingRun:
         """
         import matplotlib  # noqa: F401  # draws the loss at the end: fails now, not after hours, if it is missing
 
-        if ranks.RANKS > 1 and len(self.training) < self.recipe.batch_size:
-            raise InputError(
-                f"several processes need a full batch, but there are only {len(self.training)} training examples: try a "
-                f"--batch-size of at most that number"
-            )
+        ranks.require_examples(len(self.training), len(self.evaluation), self.recipe.batch_size)
         ranks.wait()  # until all processes have read the folder
         try:
             ranks.of_first(lambda: self.start.begin(self.course.steps))

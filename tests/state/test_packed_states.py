@@ -250,6 +250,8 @@ def test_what_cannot_go_on_is_refused(sequences):
         read(model, prompts[:2], RetNetState(model.config), state_rows=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="state_rows need cu_seq_lens_q"):
         model(prompts[0], past_key_values=state.select([0]), state_rows=torch.tensor([0]))
+    with pytest.raises(ValueError, match="position_ids must increase within each document"):
+        read(model, [prompts[2]], state, state_rows=torch.tensor([0]), position_ids=torch.arange(30)[None] % 5)
     with pytest.raises(ValueError, match="attention_mask cannot be passed with packed documents"):
         read(model, prompts, state, attention_mask=torch.ones(1, sum(LENGTHS), dtype=torch.int64))
     with pytest.raises(ValueError, match="retention_form must be one of auto, parallel, recurrent, chunkwise, got 'quick'"):

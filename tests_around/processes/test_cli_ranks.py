@@ -124,6 +124,15 @@ def test_what_cannot_be_shared_out_is_refused(monkeypatch, capsys):
         ranks.require_shared(fine)
 
 
+@pytest.mark.parametrize(("training", "evaluation", "said"), [(3, 9, "only 3 training"), (9, 1, "2 processes need as many")])
+def test_too_few_examples_for_all_processes_are_refused(monkeypatch, training, evaluation, said):
+    ranks.require_examples(training, evaluation, 4)
+    monkeypatch.setattr(ranks, "RANKS", 2)
+    ranks.require_examples(4, 2, 4)
+    with pytest.raises(InputError, match=said):
+        ranks.require_examples(training, evaluation, 4)
+
+
 def test_held_out_blocks_are_shared_out_evenly_or_singly(monkeypatch):
     assert ranks.even_share(9, 8) == 8
     monkeypatch.setattr(ranks, "RANKS", 2)
