@@ -329,6 +329,13 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("RIGHT.difference_update(", "list("),
         ],
     ),
+    "retention_split": (
+        "context_parallel",
+        [
+            ("starts[-1].masked_fill(begins[number], 0)", "starts[-1]"),
+            ("follows = torch.where(latest[:, 0] >= 0,", "follows = torch.where(latest[:, 0] >= size,"),
+        ],
+    ),
     "retention_packed": (
         "packed_states",
         [

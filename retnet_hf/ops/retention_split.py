@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from .kernels import TORCH, Kernels
 from .layout import Layout, OnDevice, layout_of
@@ -310,18 +311,18 @@ def split_layout(
         final = torch.where(present, place, -1).amax(1)
         follows = torch.where(final >= 0, position.gather(1, final.clamp(min=0)[:, None])[:, 0] + 1, follows)
     elif documents is not None:
-        begun = torch.where(documents[:, 1:] != documents[:, :-1], place[1:], -1).amax(1, keepdim=True)
-        follows = torch.where(begun[:, 0] >= 0, (present & (place >= begun)).sum(1), follows)
+        changes = pad(documents[:, 1:] != documents[:, :-1], (1, 0))
+        latest = torch.where(changes, place, -1).amax(1, keepdim=True)
+        follows = torch.where(latest[:, 0] >= 0, (present & (place >= latest)).sum(1), follows)
     facts = context.gather(torch.stack([count, follows, first, last], -1).unflatten(0, (segments, batch)))()  # (G, B, 4)
     counts, follows, first, last = facts.unbind(-1)
-    before = torch.nn.functional.pad(counts.cumsum(0), (0, 0, 1, 0))  # (G + 1, B)
+    before = pad(counts.cumsum(0), (0, 0, 1, 0))  # (G + 1, B)
     begins = first != torch.cat([first[:1], last[:-1]])  # (G, B) whether a document starts at the first token
-    starts = [start]  # position at the first token of each segment
-    for of_segment, known, new in zip(counts, follows, begins):
-        passed = starts[-1]
+    starts = [start]  # position at the start of each segment, and after the last segment
+    for number, known in enumerate(follows):
         if position is None:
-            starts[-1] = passed.masked_fill(new, 0)
-            passed = starts[-1] + of_segment
+            starts[-1] = starts[-1].masked_fill(begins[number], 0)
+        passed = starts[-1] if position is not None else starts[-1] + counts[number]
         starts.append(torch.where(known >= 0, known, passed))
     starts = torch.stack(starts)  # (G + 1, B)
 
@@ -335,7 +336,7 @@ def split_layout(
     if layout.starts is not None:
         resets = layout.starts.expand(rows, -1).any(1).long()
     resets = context.gather(resets.unflatten(0, (segments, batch)))()
-    begun = torch.nn.functional.pad(resets.cumsum(0), (0, 0, 1, 0))
+    begun = pad(resets.cumsum(0), (0, 0, 1, 0))
     return SplitLayout(layout, context, before, begun, starts[-1], length * context.ranks)
 
 

@@ -132,6 +132,15 @@ for order in ("contiguous", "head_to_tail"):
         dist.all_reduce(mine)
         torch.testing.assert_close(mine / ranks, other, **exact)
 
+# segments of one token
+ids, apart = random_ids(2, 2 * ranks, seed=6), (torch.arange(2 * ranks) // 3).expand(2, -1).contiguous()
+for inputs in ({"input_ids": ids}, {"input_ids": ids, "seq_idx": apart}):
+    context_parallel(model, None)
+    expected = model(**inputs).logits
+    context_parallel(model, WORLD, "head_to_tail")
+    cut = shard_sequence(inputs, WORLD, "head_to_tail")
+    agree(model(**cut).logits, expected, "head_to_tail", ("one token", *inputs))
+
 # checkpointing computes, and exchanges, again
 context_parallel(model, WORLD)
 model.gradient_checkpointing_enable()
