@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 from ..ops.retention_forms import StepDecay, without_autocast
 from ..ops.retention_packed import ChunkedDocuments, packed_step_, states_between
 from .retention_triton import (
-    _chunkwise,
-    _step,
+    launch_chunkwise,
+    launch_step,
     launches_at_once,
     prepare,
     read_states,
@@ -41,7 +41,7 @@ def packed_step_triton_(
         return packed_step_(query, key, value, decay, states, rows, begins)
     keep = decay.keep if begins is None else decay.keep.masked_fill(begins[:, None, None, None], 0)
     tokens = (operand.permute(2, 1, 0, 3) for operand in (query, key, value))  # (D, ., 1, .)
-    return _step(*tokens, keep, None, states, rows).permute(2, 1, 0, 3)
+    return launch_step(*tokens, keep, None, states, rows).permute(2, 1, 0, 3)
 
 
 def chunks_triton(
@@ -59,7 +59,7 @@ def chunks_triton(
     written = scan_states(scan, keys, values)[1]
     kept = torch.exp(group.count[:, None, None, None] * log_decay.view(-1, 1, 1))  # (A, M, 1, 1)
     before, after = states_between(written, kept, group, state)
-    output, _ = _chunkwise(*rows, log_decay, before, mask, None, None)
+    output, _ = launch_chunkwise(*rows, log_decay, before, mask, None, None)
     return output.transpose(0, 1).flatten(1, 2), after
 
 
@@ -86,7 +86,7 @@ class SplitRetention(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, log_decay, before, mask, reset)
         ctx.chunk_size, ctx.exchange, ctx.with_final = chunk_size, exchange, with_final
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
-        return _chunkwise(query, key, value, log_decay, before, mask, reset, chunk_size)[0], final
+        return launch_chunkwise(query, key, value, log_decay, before, mask, reset, chunk_size)[0], final
 
     @staticmethod
     @once_differentiable

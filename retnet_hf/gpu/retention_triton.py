@@ -565,7 +565,7 @@ def read_states(
 # Custom operators are single nodes for compilers and exporters, which get the shapes of results without running the kernels.
 
 
-def _chunkwise(
+def launch_chunkwise(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -589,7 +589,7 @@ def dtype_of_output(of_products: torch.dtype) -> torch.dtype:
 
 
 NAMESPACE = re.sub(r"\W", "_", __name__)  # namespace of operators, which code saved with models defines again
-chunkwise_operator = torch.library.custom_op(f"{NAMESPACE}::chunkwise_retention", _chunkwise, mutates_args=())
+chunkwise_operator = torch.library.custom_op(f"{NAMESPACE}::chunkwise_retention", launch_chunkwise, mutates_args=())
 
 
 @chunkwise_operator.register_fake
@@ -599,7 +599,7 @@ def _shapes_of_output(query, key, value, log_decay, initial_state, mask, reset, 
     return empty_rows(with_dense_rows(value), query.shape[1], dtype), empty_state(query, key, value, log_decay)
 
 
-def _chunkwise_backward(
+def launch_chunkwise_backward(
     output_gradient: Tensor,
     state_gradient: Tensor | None,
     query: Tensor,
@@ -633,7 +633,7 @@ def _chunkwise_backward(
 
 
 chunkwise_backward_operator = torch.library.custom_op(
-    f"{NAMESPACE}::chunkwise_retention_backward", _chunkwise_backward, mutates_args=()
+    f"{NAMESPACE}::chunkwise_retention_backward", launch_chunkwise_backward, mutates_args=()
 )
 
 
@@ -672,7 +672,7 @@ def _gradients(ctx, output_gradient, state_gradient):
     else:
         if output_gradient is None:
             output_gradient = query.new_zeros(*query.shape[:3], value.shape[-1])
-        backward = _chunkwise_backward if launches_at_once(output_gradient) else chunkwise_backward_operator
+        backward = launch_chunkwise_backward if launches_at_once(output_gradient) else chunkwise_backward_operator
         gradients = backward(output_gradient, state_gradient, *saved, ctx.chunk_size, ctx.bidirectional)
     return *gradients[:3], None, None if initial_state is None else gradients[3], None, None, None, None
 
@@ -685,7 +685,7 @@ class TritonRetention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        results = _chunkwise(*inputs)
+        results = launch_chunkwise(*inputs)
         _keep_operands(ctx, inputs, results)
         return results
 
@@ -753,7 +753,7 @@ def chunkwise_retention_triton(
     if not launches_at_once(query):
         return chunkwise_operator(*call)
     recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-    return TritonRetention.apply(*call) if recorded else _chunkwise(*call)
+    return TritonRetention.apply(*call) if recorded else launch_chunkwise(*call)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -824,7 +824,7 @@ def recurrent_step_operator(
     query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tensor | None, state: Tensor
 ) -> Tensor:
     """Computes `recurrent_step_triton_`, with the parts of a `StepDecay` as arguments."""
-    return _step(query, key, value, left, written, state)
+    return launch_step(query, key, value, left, written, state)
 
 
 @recurrent_step_operator.register_fake
@@ -844,7 +844,7 @@ def recurrent_step_triton_(
     recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands)
     if state is None or state.stride(-1) != 1 or recorded or not runs_on(query.device):
         return recurrent_step_(query, key, value, state, decay)
-    step = _step if launches_at_once(query) else recurrent_step_operator  # has more overhead
+    step = launch_step if launches_at_once(query) else recurrent_step_operator  # has more overhead
     output = step(query, key, value, decay.keep, decay.write, state)
     return output if decay.write is None else output * decay.write, state
 
@@ -856,7 +856,7 @@ def check_step(query, key, value, left, state) -> None:
         raise RuntimeError(f"a step has one token, got {query.shape[2]}.")
 
 
-def _step(
+def launch_step(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -865,6 +865,10 @@ def _step(
     state: Tensor,
     places: Tensor | None = None,
 ) -> Tensor:
+    """Updates the state with a token of each sequence, in its row `places`, (B,) int64, and returns the output (B, H, 1, V).
+
+    Other arguments as in `recurrent_step_operator`.
+    """
     check_step(query, key, value, left, state if places is None else state[: len(places)])
     places = None if places is None else places.contiguous()
     query, key, value = (with_dense_rows(tensor) for tensor in (query, key, value))

@@ -540,7 +540,7 @@ class TrainedModel:
                 module.kernels = module.kernels._replace(checked=False)
         ids = self.ids[:, :36]
         for model in (self.plain, self.with_kernels):
-            with counted("scan_states"), counted("_step"):
+            with counted("scan_states"), counted("launch_step"):
                 slots, logits = RetNetState.zeros(model.config, 4, device=DEVICE), []
                 for bounds, rows in (([0, 7, 20], [2, 0]), ([0, 1, 2], [0, 3])):
                     packing = {"cu_seq_lens_q": bounds, "state_rows": torch.tensor(rows, device=DEVICE)}
@@ -555,7 +555,7 @@ class TrainedModel:
             found.append(documents | {"logits": output.logits.detach(), "gradients": gradients})
         layers = self.plain.config.num_hidden_layers
         # scans of documents of two sizes, and of the segments in two forward passes and a backward pass
-        calls = {"scan_states": (2 + 2 + 3) * layers, "_step": layers}
+        calls = {"scan_states": (2 + 2 + 3) * layers, "launch_step": layers}
         expected, actual = found
         errors = {name: worst(actual[name], right, 1e-4 * right.abs().max()) for name, right in expected.items()}
         return errors | {"calls": 0.0 if called == calls else math.inf}
@@ -572,7 +572,7 @@ def pictures(family: str, **options) -> dict[str, float]:
     sys.path[:0] = [] if str(Path(__file__).parent) in sys.path else [str(Path(__file__).parent)]
     module, launched = importlib.import_module(f"small_{family}"), collections.Counter()
     shown, found = module.images().to(DEVICE), []
-    chunkwise = retention_triton._chunkwise
+    chunkwise = retention_triton.launch_chunkwise
 
     def counted(*call):
         launched["chunkwise"] += 1
@@ -583,7 +583,7 @@ def pictures(family: str, **options) -> dict[str, float]:
         for part in model.modules():
             if hasattr(part, "kernels"):
                 part.kernels = load_kernels(kernels)._replace(checked=False)
-        with mock.patch.object(retention_triton, "_chunkwise", counted):
+        with mock.patch.object(retention_triton, "launch_chunkwise", counted):
             output = model(shown, labels=torch.zeros(len(shown), dtype=torch.long, device=DEVICE))
             output.loss.backward()
         gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
