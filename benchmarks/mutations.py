@@ -249,7 +249,6 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "retention_triton": (
         "retention_triton",
         [
-            (" and forward_ad._current_level < 0", ""),
             ("distance, visible = tl.abs(distance), tokens[None, :] >= 0", "visible = tokens[None, :] >= 0"),
             ("(others if after_chunk else states)", "states"),
             ("adds = not BACKWARD or head % HEADS_OF_MATRIX == 0", "adds = head >= 0"),
@@ -271,6 +270,10 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("with without_autocast(output_gradient.device.type):", "if True:"),
             ("log_decay, before, mask, reset, chunk_size)[0], final", "log_decay, None, mask, reset, chunk_size)[0], final"),
         ],
+    ),
+    "kernels": (
+        "retention_triton",
+        [(" and forward_ad._current_level < 0", "")],
     ),
     "rotation_triton": (
         "retention_triton",

@@ -67,7 +67,7 @@ def require_examples(training: int, evaluation: int, batch_size: int) -> None:
             f"several processes need a full batch, but there are only {training} training examples: try a --batch-size of "
             "at most that number"
         )
-    if evaluation < RANKS > 1:
+    if RANKS > 1 and evaluation < RANKS:
         raise InputError(
             f"{RANKS} processes need as many held-out examples, but there are only {evaluation}: try more data, a larger "
             "--eval-fraction or fewer processes"

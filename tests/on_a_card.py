@@ -27,9 +27,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+from one_rank import join_alone  # noqa: E402
 from small_models import DIALECTS, FAMILIES, left_padded, random_ids, small_model  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
-from torch import distributed as dist  # noqa: E402
 
 from retnet_hf import RetNetForMaskedLM, RetNetState, context_parallel  # noqa: E402
 from retnet_hf.ops.kernels import KERNELS_VARIABLE  # noqa: E402
@@ -106,11 +106,8 @@ def documents(device: str) -> Results:
 
 def segments(device: str) -> Results:
     """The two segments of one rank, each of which is a part of a text that continues from a state."""
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if dist.is_nccl_available() else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     model, ids = small_model("grouped").to(device), random_ids(2, LENGTH).to(device)
-    context_parallel(model, dist.group.WORLD, "head_to_tail")
+    context_parallel(model, join_alone(), "head_to_tail")
     state = model(ids, use_cache=True).past_key_values
     output = model(ids, shift_labels=ids, labels=ids, past_key_values=state)
     output.loss.backward()

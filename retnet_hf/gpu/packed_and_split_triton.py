@@ -2,9 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Sequences in parts, on a GPU: functions of `retention_packed.py` and `retention_split.py` by Triton kernels.
 
-A first scan of each part finds what it adds to the state. From this follow the states before all parts, and from these the
-outputs. The scan takes a small part of the time: the products of tokens with each other and with states take the rest.
-Shapes as in these two files.
+A first scan of each part finds what it adds to the state. The states before all parts follow from these sums. Then the
+outputs are computed as for whole sequences, which takes most of the time. Shapes as in these two files.
 """
 
 from typing import Any

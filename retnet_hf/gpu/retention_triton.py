@@ -35,14 +35,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from ..ops.kernels import computes_at_once
 from ..ops.retention_forms import (
     StepDecay,
     bidirectional_retention,
     compute_dtype,
     gradients_where_asked,
-    needs_autograd,
     recurrent_step_,
     retention,
     state_heads,
@@ -428,13 +427,8 @@ def multiplies_as_tf32() -> bool:
 
 
 def launches_at_once(tensor: Tensor) -> bool:
-    """Returns whether a kernel may be launched for a tensor outside an operator.
-
-    Compilers, tracers, PyTorch's modes and forward-mode derivatives do not see launches outside an operator.
-    """
-    if needs_autograd() or type(tensor) is not Tensor:
-        return False
-    return torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
+    """Returns whether a kernel may be launched for a tensor outside an operator."""
+    return type(tensor) is Tensor and computes_at_once()
 
 
 def with_dense_rows(tensor: Tensor) -> Tensor:
@@ -865,9 +859,11 @@ def launch_step(
     state: Tensor,
     places: Tensor | None = None,
 ) -> Tensor:
-    """Updates the state with a token of each sequence, in its row `places`, (B,) int64, and returns the output (B, H, 1, V).
+    """Updates the state with a token of each sequence, and returns the output (B, H, 1, V).
 
-    Other arguments as in `recurrent_step_operator`.
+    Args:
+        places: (B,) int64, the row of the state that belongs to each sequence; None if sequence b has row b.
+        Other arguments as in `recurrent_step_operator`.
     """
     check_step(query, key, value, left, state if places is None else state[: len(places)])
     places = None if places is None else places.contiguous()

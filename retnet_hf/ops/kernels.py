@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from transformers.utils import logging
 
 from .choices import KERNELS
@@ -101,12 +102,17 @@ def kernels_of_call(kernels: Kernels, device: torch.device, dtype: torch.dtype, 
     return kernels if kernels.chunkwise is not None else _by_default[0]
 
 
-def kernels_of_parts(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, length: int) -> Kernels:
-    """Returns the implementation for packed documents or split sequences: complete kernels or `TORCH`.
+def computes_at_once() -> bool:
+    """Returns whether a kernel may be launched outside an operator.
 
-    Compilers, tracers and PyTorch's modes do not see the launches of these kernels.
+    Compilers, tracers, PyTorch's modes and forward-mode derivatives do not see launches outside an operator.
     """
-    if needs_autograd() or torch._C._len_torch_dispatch_stack() > 0:
+    return not needs_autograd() and torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
+
+
+def kernels_of_parts(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, length: int) -> Kernels:
+    """Returns the implementation for packed documents or split sequences: complete kernels or `TORCH`."""
+    if not computes_at_once():
         return TORCH
     kernels = kernels_of_call(kernels, device, dtype, sizes, length)
     return kernels if kernels.complete else TORCH

@@ -27,14 +27,12 @@ from torch.nn.functional import pad
 
 from .kernels import TORCH, Kernels
 from .layout import Layout, OnDevice, layout_of
-from .operators import Operator, of_each_decay
+from .operators import Chunks, Operator, of_each_decay
 from .plan import MakeRotation, Plan, rotation_options
 from .retention_forms import (
     ChunkBlock,
-    DecayTables,
     block_gradients,
     chunk_blocks,
-    decay_tables,
     empty_output,
     without_autocast,
 )
@@ -401,7 +399,7 @@ def plan_of_segments(
     return Plan(layout, rotate, of_each_decay(make, log_decays), log_decays, position=position)
 
 
-class Segments(OnDevice):
+class Segments(Chunks):
     """Operator that computes retention of this rank's tokens over all earlier tokens of all ranks.
 
     Query, key and value belong to this rank, (B, H, S T, K) and so on. The state belongs to the whole sequence and is the
@@ -411,14 +409,8 @@ class Segments(OnDevice):
     def __init__(
         self, log_decay: Tensor, layout: SplitLayout, chunk_size: int, with_final: bool, kernels: Kernels = TORCH
     ) -> None:
-        self.log_decay, self.present, self.starts, self.order = log_decay, layout.present, layout.starts, layout.order
-        self.sizes, self.kernels = (layout.position.shape[1], chunk_size), kernels
-        self.exchange, self.with_final = Exchange(log_decay, layout), with_final
-        self.tables = None if kernels.complete else self.decay_tables()
-
-    def decay_tables(self) -> DecayTables:
-        """Returns the powers of the decays."""
-        return decay_tables(self.log_decay, *self.sizes, self.order)
+        super().__init__(log_decay, layout, chunk_size, with_final, keeps_tables=not kernels.complete)
+        self.marks, self.kernels, self.exchange = (layout.present, layout.starts), kernels, Exchange(log_decay, layout)
 
     def __call__(self, query, key, value, state):
         context = self.exchange.context
@@ -426,7 +418,7 @@ class Segments(OnDevice):
         if self.kernels.runs_on(query.device):  # a model may be on several devices
             from ..gpu.packed_and_split_triton import SplitRetention
 
-            function, segments = SplitRetention, (self.log_decay, self.present, self.starts, self.sizes[1])
+            function, segments = SplitRetention, (self.log_decay, *self.marks, self.sizes[1])
         else:
             tables = self.decay_tables() if self.tables is None else self.tables
             function, segments = SplitChunks, (tables, self.order)

@@ -198,7 +198,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
                 tokens, unless use_cache=False. If the state is not empty and `cu_seq_lens_q` is passed, the (D + 1,)
                 boundaries of D documents in one row (1, T), document i continues from row i of the state, independently of
                 the other documents. A document starts from an empty state and overwrites its row if its first position in
-                `position_ids` is less than the next position of that row. Then positions increase.
+                `position_ids` is less than the next position of that row. Positions increase in a document.
             use_cache: whether to return a state; by default True if a state is passed, else `config.use_cache`.
             state_rows: (D,) distinct integers: the row of past_key_values from which each packed document continues.
             retention_form: "auto", "parallel", "recurrent" or "chunkwise"; by default `config.retention_form`.

@@ -149,10 +149,6 @@ def continued_layout(
     position, document_position = packed_positions(boundaries, past_position, length, position_ids)
     begins = None
     if position_ids is not None:
-        if device.type == "cpu" and not torch.compiler.is_compiling():
-            restarts = 1 + (position[0].diff() <= 0).nonzero()[:, 0]
-            if not torch.isin(restarts, boundaries).all():
-                raise ValueError("position_ids must increase within each document of cu_seq_lens_q.")
         starts = position[0, boundaries[:-1].clamp(max=length - 1)]
         begins = ((starts == 0) | (starts < past_position)) & (boundaries.diff() > 0)
         if device.type == "cpu" and not begins.any():  # on a GPU the host would have to wait for the result
@@ -197,12 +193,16 @@ def packed_positions(
         positions (1, T), and the position (D,) that follows each document.
 
     Raises:
-        ValueError: for positions of another shape.
+        ValueError: for positions of another shape, and on a CPU for positions that do not increase within a document.
     """
     lengths = boundaries.diff()
     past_position = past_position.to(lengths)
     if position_ids is not None:
         position = checked_positions((1, length), position_ids)
+        if position.device.type == "cpu" and not torch.compiler.is_compiling():  # on a GPU the host would have to wait
+            restarts = 1 + (position[0].diff() <= 0).nonzero()[:, 0]
+            if not torch.isin(restarts, boundaries).all():
+                raise ValueError("position_ids must increase within each document of cu_seq_lens_q.")
         last = position[0, (boundaries[1:] - 1).clamp(min=0)] + 1
         return position, torch.where(lengths > 0, last, past_position)
     before = (past_position - boundaries[:-1]).repeat_interleave(lengths, output_size=length)

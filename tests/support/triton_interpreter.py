@@ -26,7 +26,6 @@ os.environ["TRITON_INTERPRET"] = "0" if sys.argv[1:2] == ["cuda"] else "1"
 import numpy as np
 import torch
 import triton.language as tl
-from torch import distributed as dist
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from triton.runtime import interpreter
@@ -60,6 +59,7 @@ from retnet_hf.ops.retention_forms import (
 )
 from retnet_hf.ops.retention_packed import packed_documents, packed_step_, retention_of_documents
 from retnet_hf.ops.retention_split import Context, Segments, split_layout
+from tests.support.one_rank import join_alone
 
 
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
@@ -236,16 +236,8 @@ def steps(heads=2, groups=None, decays=None, dtype="float32", mask=False, reset=
     return found
 
 
-def one_rank() -> None:
-    """Makes this process the one rank of a group."""
-    if not dist.is_initialized():
-        backend = "gloo" if DEVICE == "cpu" else "nccl"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-
-
 def split(decay=None, autocast=False, **sizes) -> dict[str, float]:
     """The two segments of one rank, against the recurrence over the whole sequence."""
-    one_rank()
     case = Case(**{"length": 38} | sizes)
     if decay is not None:
         case.log_decay.fill_(math.log(decay))
@@ -253,7 +245,7 @@ def split(decay=None, autocast=False, **sizes) -> dict[str, float]:
     if case.reset is not None:
         case.reset[:, 0] = False  # the first document continues from the state
         documents = case.reset.cumsum(1)
-    (batch, _, length, _), context = case.operands[0].shape, Context(None, "head_to_tail")
+    (batch, _, length, _), context = case.operands[0].shape, Context(join_alone(), "head_to_tail")
     layout = split_layout(context, (batch, length), torch.device(DEVICE), case.mask, None, documents)
 
     def segments(query, key, value, log_decay, state, *_):
@@ -523,30 +515,21 @@ class TrainedModel:
 
     def errors_in_parts(self) -> dict[str, float]:
         """Of packed documents that continue from rows of a state, and of the segments of a rank, with checkpoints."""
-        one_rank(), self.with_kernels.train().gradient_checkpointing_enable()
-        found, called = [], collections.Counter()
-
-        def counted(name):
-            function = getattr(packed_and_split_triton, name)
-
-            def call(*operands, **options):
-                called[name] += 1
-                return function(*operands, **options)
-
-            return mock.patch.object(packed_and_split_triton, name, call)
-
+        self.with_kernels.train().gradient_checkpointing_enable()
+        found, names = [], ("scan_states", "launch_step")
+        counted = {name: mock.Mock(wraps=getattr(packed_and_split_triton, name)) for name in names}
         for module in self.with_kernels.modules():
             if hasattr(module, "kernels"):
                 module.kernels = module.kernels._replace(checked=False)
         ids = self.ids[:, :36]
         for model in (self.plain, self.with_kernels):
-            with counted("scan_states"), counted("launch_step"):
+            with mock.patch.multiple(packed_and_split_triton, **counted):
                 slots, logits = RetNetState.zeros(model.config, 4, device=DEVICE), []
                 for bounds, rows in (([0, 7, 20], [2, 0]), ([0, 1, 2], [0, 3])):
                     packing = {"cu_seq_lens_q": bounds, "state_rows": torch.tensor(rows, device=DEVICE)}
                     with torch.no_grad():
                         logits.append(model(ids[:1, : bounds[-1]], past_key_values=slots, **packing).logits)
-                context_parallel(model, dist.group.WORLD, "head_to_tail")
+                context_parallel(model, join_alone(), "head_to_tail")
                 output = model(ids, labels=ids, shift_labels=ids, use_cache=False)
                 output.loss.backward()
                 context_parallel(model, None)
@@ -558,6 +541,7 @@ class TrainedModel:
         calls = {"scan_states": (2 + 2 + 3) * layers, "launch_step": layers}
         expected, actual = found
         errors = {name: worst(actual[name], right, 1e-4 * right.abs().max()) for name, right in expected.items()}
+        called = {name: function.call_count for name, function in counted.items()}
         return errors | {"calls": 0.0 if called == calls else math.inf}
 
     def errors_checkpointed(self) -> dict[str, float]:
