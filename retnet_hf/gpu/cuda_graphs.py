@@ -116,6 +116,7 @@ class CapturedStep:
     def __init__(self, model: nn.Module, state: RetNetState, graph: CudaGraph) -> None:
         self.model, self.state, self.graph = model, state, graph
         self.ids: Tensor | None = None  # (B, 1), read by a replayed step
+        self.mask: Tensor | None = None  # (B, 1) bool, likewise; None until a row has an absent token
         self.logits: Tensor | None = None  # (B, 1, vocabulary), written by a replayed step
         self.outputs: ModelOutput | None = None
         self.memory: list[tuple[RetNetStateLayer, str, Tensor, int]] = []  # tensors of the captured step, with addresses
@@ -129,13 +130,19 @@ class CapturedStep:
         if self.given_up or input_ids.shape[1] != 1 or not self.finds_memory():
             return None
         mask, past = inputs.get("attention_mask"), first_in_use(layers)
-        if mask is not None and not bool(new_columns(input_ids.shape, mask, past).all()):
-            return None
+        mask = None if mask is None else new_columns(input_ids.shape, mask, past)
+        if self.mask is not None:
+            self.mask.copy_(torch.ones_like(self.mask) if mask is None else mask)
+        elif mask is not None and not bool(mask.all()):  # rows that have ended: another graph, which reads the mask
+            self.release()
+            self.ids, self.memory, self.mask = None, [], mask.clone()
+            self.graph = type(self.graph)(self.graph.device)
         if self.ids is not None and (self.ids.shape, self.ids.dtype) != (input_ids.shape, input_ids.dtype):
             return None
 
         def compute() -> Tensor:
-            self.outputs = forward(self.model, input_ids=self.ids, past_key_values=self.state, use_cache=True)
+            inputs = {"input_ids": self.ids, "attention_mask": self.mask, "past_key_values": self.state}
+            self.outputs = forward(self.model, **inputs, use_cache=True)
             return self.outputs.logits
 
         if self.ids is None:

@@ -3,6 +3,7 @@
 """The layout of a call: which tokens are present, where documents begin, and the position of each token."""
 
 import copy
+import operator
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -130,15 +131,15 @@ def layout_of(
         attention_mask: (B, S), 0 where a token is absent. S is T, or the number of columns read before plus T. Further
             columns are ignored.
         position_ids: (B|1, T). A token starts a document if its position does not exceed the previous token's position.
-            Without position_ids, present tokens are counted from `past_position`. Positions of absent tokens are ignored:
-            pass `cu_seq_lens_q` or `seq_idx` to start a document at an absent token.
+            Without position_ids, present tokens are counted from `past_position`. Positions of absent tokens are ignored.
         cu_seq_lens_q: (documents + 1,) offsets of packed documents in a batch of one.
-        seq_idx: (B, T) index of the document of each token. The first document continues from the state.
+        seq_idx: (B, T) integer index of the document of each token. The first document continues from the state. Absent
+            tokens belong to no document, whatever their index.
         past: the first `StateLayer` in use of a state; None without a state.
         past_position: (B,) position that follows the tokens read before. An initialized `past` overrides it.
 
     Raises:
-        ValueError: for a mask or positions of another shape, or a state of another batch size.
+        ValueError: for a mask, positions, offsets or documents that do not fit the tokens, or a state of another batch size.
     """
     batch, length = shape
     if past is not None and past.is_initialized:
@@ -159,6 +160,8 @@ def layout_of(
             "attention_mask that also covers the tokens that the state has read."
         )
     mask = None if attention_mask is None else new_columns(shape, attention_mask, past)
+    if mask is not None and past_position is not None and position_ids is None and length > 1 and not needs_autograd():
+        require_absent_unread(attention_mask[:, :-length], past_position)
     start = torch.zeros(1, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
     start = start[:, None]  # (B|1, 1)
 
@@ -182,24 +185,53 @@ def layout_of(
         reset = position < expected
         reset = reset if mask is None else reset & mask
 
-    boundary = None
     if cu_seq_lens_q is not None:
-        if batch != 1:
-            raise ValueError(f"cu_seq_lens_q describes documents packed into one row, but the batch has {batch} rows.")
-        boundary = torch.isin(torch.arange(length, device=device), cu_seq_lens_q[:-1].to(device))[None]
-    elif seq_idx is not None:
-        boundary = pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0))
-    if boundary is not None:
+        offsets = checked_offsets(cu_seq_lens_q, shape).to(device)
+        seq_idx = torch.isin(torch.arange(length, device=device), offsets).cumsum(0)[None]
+    if seq_idx is not None:
+        if seq_idx.shape != shape or seq_idx.is_floating_point():
+            given = f"{tuple(seq_idx.shape)} {seq_idx.dtype}"
+            raise ValueError(f"seq_idx must be integers (batch, tokens) = ({batch}, {length}), got {given}.")
+        documents = seq_idx if mask is None else documents_of_present(seq_idx, mask)
+        boundary = pad(documents[:, 1:] != documents[:, :-1], (1, 0))
         if position_ids is None:  # positions of each document begin at 0
             before = next_position - (1 if mask is None else mask.long())
             first = torch.where(boundary, before, 0).cummax(-1).values
             position, next_position = (position - first).clamp(min=0), next_position - first
         reset = boundary if reset is None else reset | boundary
 
-    if not needs_autograd():  # a mask that is all True and starts that are all False are dropped
+    captures = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if not needs_autograd() and not captures:  # a mask that is all True and starts that are all False are dropped
         mask = None if mask is not None and bool(mask.all()) else mask
         reset = None if reset is not None and not bool(reset.any()) else reset
     return Layout(position, next_position, mask, reset)
+
+
+def checked_offsets(cu_seq_lens_q: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Returns offsets of packed documents in a row of `shape` = (1, T), (documents + 1,) integers.
+
+    Raises:
+        ValueError: for offsets of another shape, or that do not rise from 0 to T. Compiled programs cannot check values.
+    """
+    (batch, length), offsets = shape, torch.as_tensor(cu_seq_lens_q)
+    valid = batch == 1 and offsets.dim() == 1 and len(offsets) > 1
+    valid = valid and not (offsets.is_floating_point() or offsets.dtype == torch.bool)
+    if valid and not needs_autograd():
+        bounds = offsets.tolist()
+        valid = bounds[0] == 0 and bounds[-1] == length and all(map(operator.le, bounds, bounds[1:]))
+    if not valid:
+        given = f"{cu_seq_lens_q} for {batch} rows" if batch != 1 else str(cu_seq_lens_q)
+        raise ValueError(
+            "cu_seq_lens_q must be the offsets of documents in one row, (documents + 1,) integers that begin at 0, never "
+            f"decrease and end at its {length} tokens, got {given}."
+        )
+    return offsets
+
+
+def documents_of_present(documents: Tensor, present: Tensor) -> Tensor:
+    """Replaces the document (B, T) of each absent token by that of the last present token, or else of the first one."""
+    last = torch.where(present, torch.arange(present.shape[1], device=present.device), -1).cummax(-1).values
+    return documents.expand_as(last).gather(1, torch.where(last < 0, present.long().argmax(-1, keepdim=True), last))
 
 
 def new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Tensor:
@@ -220,6 +252,16 @@ def new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Te
         return attention_mask.index_select(1, columns) != 0
     first = min(width - length, int(past_length))
     return attention_mask[:, first : first + length] != 0
+
+
+def require_absent_unread(older: Tensor, past_position: Tensor) -> None:
+    """Raises ValueError if a mask (B, S) of the tokens before a call removes some that a state has read as present ones."""
+    missing = past_position - (older != 0).sum(-1).to(past_position.device)
+    if older.shape[1] >= int(past_position.max()) and bool((missing > 0).any()):
+        raise ValueError(
+            f"attention_mask has zeros for {int(missing.max())} tokens of a row that past_key_values has read as present. "
+            "Pass a mask of 0 also in the call that reads such tokens, as generate() does for rows that have ended."
+        )
 
 
 def checked_positions(shape: tuple[int, int], position_ids: Tensor) -> Tensor:

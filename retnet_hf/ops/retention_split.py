@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from .kernels import TORCH, Kernels
-from .layout import Layout, OnDevice, layout_of
+from .layout import Layout, OnDevice, documents_of_present, layout_of
 from .operators import Chunks, Operator, of_each_decay
 from .plan import MakeRotation, Plan, rotation_options
 from .retention_forms import (
@@ -300,6 +300,7 @@ def split_layout(
     present = torch.ones(rows, size, dtype=torch.bool, device=device) if mask is None else mask != 0
     start = torch.zeros(batch, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
 
+    documents = None if documents is None else documents_of_present(documents, present)
     count, place = present.sum(1), torch.arange(size, device=device)
     follows = torch.full_like(count, -1)  # position after the segment, if it does not depend on earlier segments
     first = last = torch.zeros_like(count)  # documents of the first and the last token
@@ -315,7 +316,8 @@ def split_layout(
     facts = context.gather(torch.stack([count, follows, first, last], -1).unflatten(0, (segments, batch)))()  # (G, B, 4)
     counts, follows, first, last = facts.unbind(-1)
     before = pad(counts.cumsum(0), (0, 0, 1, 0))  # (G + 1, B)
-    begins = first != torch.cat([first[:1], last[:-1]])  # (G, B) whether a document starts at the first token
+    filled = documents_of_present(torch.stack([first, last], 1).flatten(0, 1).T, (counts > 0).repeat_interleave(2, 0).T).T
+    begins = pad(filled[2::2] != filled[1:-1:2], (0, 0, 1, 0))  # (G, B) whether a document starts at the first token
     starts = [start]  # position at the start of each segment, and after the last segment
     for number, known in enumerate(follows):
         if position is None:

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.generation import GenerationMixin, GenerationMode
+from transformers.generation import GenerationMixin, GenerationMode, StoppingCriteriaList
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from ..modules.captured_steps import DEVICES, STEPS
+from ..modules.captured_steps import DEVICES
 from ..state.retention_state import RetNetState, install_retention_layers
 
 
@@ -40,6 +39,25 @@ def register_causal(model_class: type) -> None:
     """Registers a class in the table by which Trainer decides whether label smoothing shifts the labels."""
     name = model_class.__name__
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(f"{model_class.__module__}.{name}", name)
+
+
+class EndedRows(StoppingCriteriaList):
+    """Stopping criteria that record which rows of a batch have ended. transformers fills these rows with padding tokens.
+
+    Attributes:
+        before_last: (B,) bool, the rows that had ended before the last token; None as long as no row has ended.
+    """
+
+    before_last: Tensor | None = None
+    _ended: tuple[Tensor, Tensor] | None = None  # (B,) bool, and whether any row has ended, on the host
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        ended = done = super().__call__(input_ids, scores, **kwargs)
+        if self._ended is not None:
+            before, some = self._ended  # `some` has arrived, because transformers waits for the device in each step
+            self.before_last, ended = before if some else None, before | done
+        self._ended = ended, ended.any().to("cpu", non_blocking=ended.is_cuda)
+        return done
 
 
 class RetNetGeneration(GenerationMixin):
@@ -93,10 +111,19 @@ class RetNetGeneration(GenerationMixin):
                 state.activate_past_recording()
             model_kwargs[CACHE] = state
 
-    def _sample(self, input_ids: Tensor, *args, generation_config, **model_kwargs):
-        """Samples as in transformers, with captured decode steps where possible."""
+    def _sample(self, input_ids: Tensor, *args, stopping_criteria, generation_config, **model_kwargs):
+        """Samples as in transformers, with captured decode steps where possible. Ended rows leave their states unchanged."""
+        if len(input_ids) > 1 and any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria):
+            model_kwargs["ended_rows"] = stopping_criteria = EndedRows(stopping_criteria)
+        options = {"stopping_criteria": stopping_criteria, "generation_config": generation_config}
         with captured_steps(self, model_kwargs.get(CACHE), input_ids, generation_config):
-            return super()._sample(input_ids, *args, generation_config=generation_config, **model_kwargs)
+            return super()._sample(input_ids, *args, **options, **model_kwargs)
+
+    def prepare_inputs_for_generation(self, *args, ended_rows: EndedRows | None = None, **kwargs) -> dict[str, Any]:
+        """Returns inputs as in transformers, with a mask (B, 1) of 0 for the padding tokens of rows that have ended."""
+        if ended_rows is not None and ended_rows.before_last is not None and kwargs.get(CACHE) is not None:
+            kwargs["attention_mask"] = (~ended_rows.before_last)[:, None].long()
+        return super().prepare_inputs_for_generation(*args, **kwargs)
 
     def _beam_search(self, input_ids: Tensor, *args, generation_config, **model_kwargs):
         """Searches as in transformers, with captured decode steps where possible."""
@@ -144,14 +171,10 @@ class RetNetGeneration(GenerationMixin):
         config: PreTrainedConfig,
         inputs_embeds: Tensor,
         attention_mask: Tensor | None,
-        past_key_values: Cache | None = None,
-        position_ids: Tensor | None = None,
         **kwargs,
     ) -> Tensor | None:
         """Returns the mask (B, T) of the new tokens. The state needs no mask for tokens read before."""
-        step = STEPS.get(id(past_key_values))
-        decodes = step is not None and step.ids is not None and inputs_embeds.shape[1] == 1
-        if attention_mask is None or decodes:  # generate() appends a column of ones. To look would wait for the device
+        if attention_mask is None:
             return None
         attention_mask = attention_mask[:, -inputs_embeds.shape[1] :]
         return None if bool(attention_mask.all()) else attention_mask

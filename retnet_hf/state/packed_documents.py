@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 
 from ..ops.kernels import TORCH, Kernels
-from ..ops.layout import Layout, OnDevice, checked_positions
+from ..ops.layout import Layout, OnDevice, checked_offsets, checked_positions
 from ..ops.operators import of_each_decay
 from ..ops.plan import MakeRotation, Plan, rotation_options
 from ..ops.retention_forms import step_decay
@@ -132,18 +132,14 @@ def continued_layout(
     past, length = first_in_use(layers), shape[1]
     if not all(layer.supports_packed_documents for layer in layers):
         require_retention_alone(config)
-    if shape[0] != 1:
-        raise ValueError(f"packed documents are one row, (1, tokens), got {shape[0]} rows.")
     others = {"attention_mask": attention_mask, "retention_form": retention_form, "seq_idx": seq_idx}
     others["output_attentions"] = output_attentions or None
     if unfit := [name for name, value in others.items() if value is not None]:
         raise ValueError(f"{unfit[0]} cannot be passed with packed documents that continue from past_key_values.")
     if past.record_past:
         raise ValueError("cu_seq_lens_q cannot be used with a state that records its past (activate_past_recording).")
-    documents = packed_documents(cu_seq_lens_q, chunk_size, device)
+    documents = packed_documents(checked_offsets(cu_seq_lens_q, shape), chunk_size, device)
     boundaries = documents.boundaries
-    if len(documents.places) != length:
-        raise ValueError(f"cu_seq_lens_q must end at the {length} tokens of the row, got {len(documents.places)}.")
     rows = checked_rows(state_rows, past.batch_size, len(documents.order), device)
     past_position = past.next_position if rows is None else past.next_position[rows]
     position, document_position = packed_positions(boundaries, past_position, length, position_ids)

@@ -72,7 +72,7 @@ def shard_sequence(
     items = None
     if "labels" in inputs:
         inputs["shift_labels"] = F.pad(inputs["labels"][:, 1:], (0, 1), value=ignore_index)
-        items = (inputs["shift_labels"] != ignore_index).sum() / context.ranks
+        items = (inputs["shift_labels"] != ignore_index).sum().double() / context.ranks
     places = context.places_of(context.rank)
     cut: dict[str, Any] = {}
     for name, tensor in inputs.items():
