@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 
 from ..ops.layout import Layout
+from ..ops.retention_forms import needs_autograd
 
 
 class Reach(NamedTuple):
@@ -85,80 +86,44 @@ def visible(queries: Columns, keys: Columns, window: int | None = None, sinks: T
         window: how many tokens a query sees at most, itself included.
         sinks: (B, S) bool, keys that queries of the same document see in addition to the window.
     """
-    distance = queries.count[:, :, None] - keys.count[:, None, :]  # (B, T, S)
-    seen = (queries.document[:, :, None] == keys.document[:, None, :]) & (distance >= 0)
+    last, count = queries.count[:, :, None], keys.count[:, None, :]
+    seen = (queries.document[:, :, None] == keys.document[:, None, :]) & (count <= last)  # (B, T, S)
     if window is not None:
-        near = distance < window
+        near = count > last - window
         seen = seen & (near if sinks is None else near | sinks[:, None])
     return seen[:, None]
 
 
-def marked(columns: Tensor) -> Tensor:
-    """Returns the indices of the true elements of a (S,) bool tensor."""
-    return columns.to(torch.int8).argsort(descending=True, stable=True)[: int(columns.sum())]
+def kept_columns(columns: Columns, reach: Reach, removable: int = 0) -> tuple[Columns, Tensor | None]:
+    """Returns the columns that a state keeps, and their indices (B, S') or, if they are equal in all rows, (1, S').
 
-
-class Kept(NamedTuple):
-    """The columns that a state keeps.
-
-    Attributes:
-        columns: their indices. solid: how many of the last kept columns are present in every row, window - 1 at most.
-        front: how many of the first kept columns hold all sinks; None where this is not known.
+    The state of a window keeps the last tokens and the sinks of the last document in each row, window - 1 + sinks columns at
+    most, and the `removable` last columns. A row that has fewer such tokens keeps other columns, marked as absent, in front.
+    No values are read in Python under a compiler. The indices are None if all columns are kept.
     """
-
-    columns: slice | Tensor
-    solid: int
-    front: int | None
-
-    @classmethod
-    def nothing(cls, reach: Reach) -> "Kept":
-        """Returns the value for a state without columns, which has no gaps."""
-        return cls(slice(None), 0 if reach.window is None else reach.window - 1, reach.sinks)
-
-    @classmethod
-    def of(cls, columns: Columns, reach: Reach, removable: int = 0) -> "Kept":
-        """Returns the columns that a later token may see, even if up to `removable` of the last tokens are removed."""
-        length = columns.count.shape[1]
-        if reach.window is None or not length:
-            return cls.nothing(reach)
-        last = length - 1 - min(removable, length - 1)  # the last token that stays
-        seen = max(1, reach.window - 1)  # a window of 1 sees no earlier column; the last one is kept for its position
-        needed, front = columns.count > (columns.count[:, last] - seen)[:, None], 0
-        if reach.sinks:
-            sinks = columns.beginnings(reach.sinks) & (columns.document == columns.documents[:, last, None])
-            needed = needed | sinks
-        needed = needed.any(dim=0)
-        places: slice | Tensor = marked(needed)
-        first = int(places[0]) if len(places) else length - 1
-        if len(places) in (0, length - first):
-            places = slice(first or None, None)
-        if reach.sinks:
-            number = sinks[:, places].cumsum(-1)  # in each row, up to each column
-            missing = reach.sinks - int(number[:, -1].min())
-            front = number.shape[1] + missing if missing else int((number < reach.sinks).any(dim=0).sum()) + 1
-        return cls(places, columns_without_gaps(columns.of_columns(places), reach.window), front)
-
-    def after(self, tokens: int, held: int, reach: Reach, all_present: bool, one_document: bool, stay: bool) -> "Kept":
-        """Does the work of `of` in compiled programs, which cannot read values: new columns replace a full window's oldest.
-
-        Args:
-            tokens, held: how many columns are new and how many are held. stay: keeps all, since tokens may be removed later.
-        """
-        if reach.window is None:
-            return self
-        solid = min(self.solid + tokens, reach.window - 1) if all_present else 0
-        front = self.front if not reach.sinks or (all_present and one_document) else None
-        columns: slice | Tensor = slice(None)
-        if solid == reach.window - 1 and front is not None and held >= max(1, front + solid) and not stay:
-            columns = slice(tokens, None)
-            if front:
-                columns = torch.cat([torch.arange(front), torch.arange(front + tokens, held + tokens)])
-        return Kept(columns, solid, front)
+    length = columns.count.shape[1] - removable
+    near = None if reach.window is None else max(1, reach.window - 1)  # at least 1, because the last column holds the count
+    if near is None or length <= near + reach.sinks:
+        return columns, None
+    read, tail = columns.of_columns(slice(length)), columns.of_columns(slice(length, None))
+    needed = read.count > read.count[:, -1:] - near
+    needed = needed | read.beginnings(reach.sinks) if reach.sinks else needed
+    needed = needed & read.present & (read.documents == read.documents[:, -1:])
+    order = needed.to(torch.int8).argsort(stable=True)  # needed columns at the end
+    places = order[:, -near - reach.sinks :]
+    if not needs_autograd() and bool((places == places[:1]).all()):
+        places = places[:1]
+    read = Columns(torch.where(needed, read.document, -1 - read.documents), *read[1:])
+    kept = Columns(*(chosen(marks, 1, places) for marks in read)).followed_by(tail)
+    last = torch.arange(length, length + removable, device=places.device).expand(len(places), -1)
+    return kept, torch.cat([places, last], dim=1)
 
 
-def columns_without_gaps(columns: Columns, window: int) -> int:
-    """Returns how many of the last columns are present in all rows; window - 1 if no absent column follows a present one."""
-    present = columns.present
-    if bool((present[:, 1:] >= present[:, :-1]).all()):
-        return window - 1
-    return int(present.all(dim=0).flip(0).int().cumprod(0).sum())
+def chosen(tensor: Tensor, dim: int, places: Tensor | None) -> Tensor:
+    """Returns the columns `places`, (B, S') or (1, S'), of a tensor with columns in dimension `dim`; all if None."""
+    if places is None:
+        return tensor
+    if len(places) == 1:
+        return tensor.index_select(dim, places[0].to(tensor.device))
+    shape = (len(places), -1) if dim == 1 else (len(places), 1, -1, 1)
+    return tensor.take_along_dim(places.to(tensor.device).view(shape), dim)

@@ -21,7 +21,7 @@ from ..ops.layout import Layout, OnDevice
 from ..ops.plan import MakeRotation, Rotation
 from ..ops.retention_forms import needs_autograd
 from ..state.retention_state import STATE_LAYERS, StateLayer, first_in_use
-from .attention_columns import Columns, Kept, Reach, columns_of, marked, visible
+from .attention_columns import Columns, Reach, chosen, columns_of, kept_columns, visible
 from .attention_sinks import SinkRotation, excess_distance, key_halves, split_keys
 
 
@@ -35,22 +35,12 @@ class Reading(NamedTuple):
     """Columns of a state after it reads new tokens.
 
     Attributes:
-        columns: old and new columns. stored: the columns that `kept` selects, which the state stores.
+        columns: old and new columns. stored: the columns that the state keeps. places: their indices, from `kept_columns`.
     """
 
     columns: Columns
     stored: Columns
-    kept: Kept
-
-
-def _part(marks: Tensor, dim: int, places: slice | Tensor) -> Tensor:
-    """Returns a copy of some columns of a tensor, since a view would keep all columns in memory."""
-    if isinstance(places, Tensor):
-        return marks.index_select(dim, places.to(marks.device))
-    if places.start is None:
-        return marks
-    part = marks.narrow(dim, places.start, marks.shape[dim] - places.start)
-    return part if torch.compiler.is_compiling() else part.clone()
+    places: Tensor | None
 
 
 class AttentionStateLayer(StateLayer):
@@ -74,7 +64,6 @@ class AttentionStateLayer(StateLayer):
     def _forget(self) -> None:
         self.keys = self.values = self.document = self.count = self.position = self.next_position = None
         self._start_record()
-        self._kept = Kept.nothing(self.reach)
 
     @property
     def columns(self) -> Columns | None:
@@ -86,17 +75,11 @@ class AttentionStateLayer(StateLayer):
         """Returns the bytes of keys, values and column marks."""
         return sum(tensor.nbytes for tensor in self.saved() if tensor is not None)
 
-    def reads(self, columns: Columns, layout: Layout) -> Reading:
+    def reads(self, columns: Columns) -> Reading:
         """Returns the columns after new tokens are read. The result holds for all layers of this type."""
-        held, tokens = 0, columns.count.shape[1]
-        if self.is_initialized:
-            held, columns = self.keys.shape[2], self.columns.followed_by(columns)
-        if torch.compiler.is_compiling():
-            all_present, one_document = layout.present is None, layout.starts is None
-            kept = self._kept.after(tokens, held, self.reach, all_present, one_document, self.record_past)
-        else:
-            kept = Kept.of(columns, self.reach, self._recorded + tokens if self.record_past else 0)
-        return Reading(columns, Columns(*(_part(marks, 1, kept.columns) for marks in columns)), kept)
+        tokens, columns = columns.count.shape[1], self.columns.followed_by(columns) if self.is_initialized else columns
+        removable = self._recorded + tokens if self.record_past else 0
+        return Reading(columns, *kept_columns(columns, self.reach, removable))
 
     def update(self, key_states: Tensor, value_states: Tensor, reading: Reading) -> tuple[Tensor, Tensor]:
         """Stores new keys (B, G, T, K) and values (B, G, T, V), and returns keys and values of all columns they may see."""
@@ -107,8 +90,8 @@ class AttentionStateLayer(StateLayer):
         else:
             self.lazy_initialization(key_states)
         self._recorded += key_states.shape[2] if self.record_past else 0
-        self._kept, (self.document, self.count, self.position) = reading.kept, reading.stored
-        self.keys, self.values = (_part(numbers, 2, reading.kept.columns) for numbers in (keys, values))
+        self.document, self.count, self.position = reading.stored
+        self.keys, self.values = (chosen(numbers, 2, reading.places) for numbers in (keys, values))
         self.next_position = reading.columns.next_position[:, -1].clone()
         self.cumulative_length = self.cumulative_length + key_states.shape[2]
         return keys, values
@@ -126,8 +109,6 @@ class AttentionStateLayer(StateLayer):
             self.keys, self.values = self.keys[:, :, left], self.values[:, :, left]
             self.document, self.count, self.position = self.columns.of_columns(left)
             self.cumulative_length = self.cumulative_length - removed
-            front = self._kept.front if not self.reach.sinks else None
-            self._kept = Kept(slice(None), max(0, self._kept.solid - removed), front)
             if self.position.shape[1]:
                 self.next_position = self.position[:, -1].clone()
             else:
@@ -144,10 +125,8 @@ class AttentionStateLayer(StateLayer):
         self.cumulative_length = torch.zeros_like(self.cumulative_length)
 
     def fill_(self, keys, values, document, count, position, next_position, cumulative_length) -> None:
-        self._kept = Kept.of(Columns(document, count, position), self.reach)
-        self.keys, self.values = (_part(numbers, 2, self._kept.columns) for numbers in (keys, values))
-        marks = (_part(marks, 1, self._kept.columns) for marks in (document, count, position))
-        self.document, self.count, self.position = marks
+        (self.document, self.count, self.position), places = kept_columns(Columns(document, count, position), self.reach)
+        self.keys, self.values = (chosen(numbers, 2, places) for numbers in (keys, values))
         self.next_position, self.cumulative_length = next_position, cumulative_length
         self.lazy_initialization(keys)
         self.record_past, self._recorded = False, 0
@@ -233,7 +212,7 @@ class AttentionPlan(OnDevice):
         self.implementation = "eager" if output_maps else config._attn_implementation
         past = None if state is None else state.columns
         columns = columns_of(layout, batch, past)
-        self.reading = None if state is None else state.reads(columns, layout)
+        self.reading = None if state is None else state.reads(columns)
         whole = self.reach.window is None or output_maps or self.is_flash or torch.compiler.is_compiling()
         length = columns.count.shape[1]
         at_a_time = QUERIES_ON_CPU if columns.count.device.type == "cpu" else QUERIES_AT_A_TIME
@@ -334,11 +313,12 @@ class AttentionOfState(OnDevice):
 
 def _seen(columns: Columns, keys: Columns, sinks: Tensor | None, window: int, query: int, end: int) -> slice | Tensor:
     """Returns the columns before `end` that this query or a later one may see in any row."""
-    within = (keys.count > columns.count[:, query, None] - window).any(dim=0)
+    within = (keys.present & (keys.count > columns.count[:, query, None] - window)).any(dim=0)
+    within[keys.count.shape[1] - columns.count.shape[1] + query] = True  # the query sees itself, also if it is absent
     first = int(within.to(torch.int8).argmax())
     if sinks is not None:
         wanted = sinks[:, :first] & (keys.documents[:, :first] >= columns.documents[:, query, None])
-        far = marked(wanted.any(dim=0))
+        far = wanted.any(dim=0).nonzero()[:, 0]
         if len(far):
             return torch.cat([far, torch.arange(first, end, device=far.device)])
     return slice(first, end)

@@ -22,7 +22,7 @@ from transformer_sources import SIZES, SOURCES
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridModel, RetNetModel, RetNetState
 from retnet_hf.hub.cards import model_card
-from retnet_hf.hybrid.attention_columns import Kept, Reach, columns_of, visible
+from retnet_hf.hybrid.attention_columns import columns_of, visible
 from retnet_hf.hybrid.softmax_attention import AttentionStateLayer, attention_plans
 from retnet_hf.ops.layout import layout_of
 
@@ -304,23 +304,6 @@ def test_visible_by_definition():
                 assert seen[row, query].any()
 
 
-@pytest.mark.parametrize(
-    ("reach", "is_present", "one_document", "stays", "columns", "solid", "front"),
-    [
-        (Reach(window=4, sinks=2), True, True, False, [0, 1, 3, 4, 5], 3, 2),  # the oldest token of the window leaves
-        (Reach(window=4), True, False, False, [1, 2, 3, 4, 5], 3, 0),
-        (Reach(window=4, sinks=2), True, True, True, [0, 1, 2, 3, 4, 5], 3, 2),  # tokens may be taken back
-        (Reach(window=4, sinks=2), True, False, False, [0, 1, 2, 3, 4, 5], 3, None),  # another document has other sinks
-        (Reach(window=4), False, True, False, [0, 1, 2, 3, 4, 5], 0, 0),  # an absent token may leave a gap
-    ],
-)
-def test_compiled_steps_keep_what_later_tokens_may_see(reach, is_present, one_document, stays, columns, solid, front):
-    """One token after five held columns, of which the last three are present in all rows."""
-    kept = Kept(slice(None), 3, reach.sinks).after(1, 5, reach, is_present, one_document, stays)
-    assert torch.arange(6)[kept.columns].tolist() == columns
-    assert (kept.solid, kept.front) == (solid, front)
-
-
 def test_flash_attention_is_refused_where_documents_share_a_row():
     config, sinks = small_config("hybrid"), small_config("sinks")
     config._attn_implementation = sinks._attn_implementation = "flash_attention_2"
@@ -394,11 +377,35 @@ def test_what_is_said_of_memory_is_what_is_held():
     assert f"{config.cache_size_per_token:,} values" in card
 
 
-def test_a_document_may_begin_at_an_absent_token_at_the_end_of_a_call():
-    model, ids = hybrid(), random_ids(1, 12)
-    mask, documents = torch.ones(1, 12, dtype=torch.int64), torch.tensor([[0] * 3 + [1] * 9])
-    mask[0, 3] = 0
-    expected = model(ids, attention_mask=mask, seq_idx=documents).logits
-    first = model(ids[:, :4], attention_mask=mask[:, :4], seq_idx=documents[:, :4], use_cache=True)
-    second = model(ids[:, 4:], past_key_values=first.past_key_values)
-    close(second.logits, expected[:, 4:])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("change", ["padded", "pauses", "reset_rows", "crop"])
+def test_a_window_holds_its_last_tokens_and_sinks_whatever_the_rows_of_a_batch_read(change, compiled):
+    model = shake(RetNetHybridForCausalLM(small_config("sinks", sliding_window=5, attention_sinks=2))).eval()
+    call = torch.compile(model, backend="eager", dynamic=False) if compiled else model
+    window = model.config.layer_types.index("sliding_attention")
+    texts, state = (
+        [random_ids(1, 30)[0], random_ids(1, 30 if change != "padded" else 5, seed=1)[0]],
+        RetNetState(model.config),
+    )
+    texts, mask = [list(text) for text in texts], torch.zeros(2, 30, dtype=torch.int64)
+    padded = torch.full((2, 30), 3)
+    for row, text in enumerate(texts):
+        padded[row, 30 - len(text) :], mask[row, 30 - len(text) :] = torch.stack(text), 1
+    model(padded, attention_mask=mask, past_key_values=state)
+    if change == "reset_rows":
+        state.reset_rows(torch.tensor([True, False]))
+        texts[0] = []
+    elif change == "crop":
+        state.activate_past_recording()
+        model(random_ids(2, 3, seed=2), past_key_values=state)
+        state.crop(-3)
+        for layer in state.layers:
+            layer.record(False)
+    for step in range(12):
+        token, pause = random_ids(2, 1, seed=step + 3), change == "pauses" and step % 4
+        present = torch.tensor([[1], [0 if pause else 1]])
+        logits = call(token, attention_mask=present, past_key_values=state, use_cache=True).logits
+        for row in range(2 - bool(pause)):
+            texts[row].append(token[row, 0])
+            close(logits[row, -1], model(torch.stack(texts[row])[None]).logits[0, -1])
+    assert state.layers[window].keys.shape[2] <= 4 + 2
