@@ -47,7 +47,7 @@ QUICK: dict[str, Any] = {
 # Models that --quick skips.
 SLOW = (
     "mamba2",
-    "ours-fused-compiled",
+    "ours-compiled",
     "ours-programs",
     "llama-compiled",
     "torchscale-parallel",

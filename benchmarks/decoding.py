@@ -63,8 +63,7 @@ RACE = Race(
     title="decoding",
     models=(
         "ours",
-        "ours-fused",
-        "ours-fused-compiled",
+        "ours-compiled",
         "ours-programs",
         "llama",
         "llama-static",

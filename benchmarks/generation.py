@@ -39,7 +39,7 @@ def heats(settings: argparse.Namespace) -> list[Heat]:
 RACE = Race(
     name="generation",
     title="generate",
-    models=("ours", "ours-fused", "ours-programs", "llama", "llama-static", "mamba2", "torchscale", "yet-another", "fla"),
+    models=("ours", "ours-programs", "llama", "llama-static", "mamba2", "torchscale", "yet-another", "fla"),
     prepare=prepare,
     heats=heats,
 )

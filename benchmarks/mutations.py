@@ -458,6 +458,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("if not snapshot.is_unchanged():", "if False:"),
             ("self.programs, self.prompts = {}, None", "pass"),
             ("batch not in self.programs and any(self.programs.values())", "False"),
+            ("if program.snapshot.is_unchanged():", "if True:"),
         ],
     ),
     "retnet_hf_cpu/programs": (
@@ -467,7 +468,8 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("if write is not None or len(keep) > 1:", "if write is not None:"),
             ("if past.record_past or not past.is_initialized", "if not past.is_initialized"),
             (" or not past.can_be_overwritten()", ""),
-            ('or torch.is_autocast_enabled("cpu")', ""),
+            ('past.can_be_overwritten() or torch.is_autocast_enabled("cpu")', "past.can_be_overwritten()"),
+            ("hidden_states.shape[:-1] == (1, 1) and ", ""),
             ("or not hidden_states.is_contiguous()", ""),
             ("(rotate.turn is not rotate_step or self.dtype in rotate.narrows)", "False"),
             ("and state.shape == self.state_shape", ""),

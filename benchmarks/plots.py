@@ -15,8 +15,7 @@ from .race import Result
 # Okabe and Ito's colours for colour-blind readers, greys and a brown. This package has a solid line.
 STYLES = {
     "ours": ("#D55E00", "o", "-"),
-    "ours-fused": ("#E69F00", "p", "-"),
-    "ours-fused-compiled": ("#8C510A", "s", "-"),
+    "ours-compiled": ("#8C510A", "s", "-"),
     "ours-programs": ("#000000", "h", "-"),
     "ours-int8": ("#0072B2", "8", "-"),
     "ours-int4": ("#56B4E9", "d", "-"),

@@ -17,15 +17,12 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from retnet_hf import RetNetForCausalLM
 from retnet_hf.hybrid.modeling_hybrid import RetNetHybridDecoderLayer, RetNetHybridRetention
 from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel
 from retnet_hf.retnet.retention_mixer import RetNetRetention
 
-from .compiled_layer import CompiledLayer
-from .fusing import FastLinear, fused_weights, install, linear_groups, projection_groups
-from .products import products_of
-from .programs import default_folder, layer_programs, product_programs, shallow_copy
+from .compiled_layer import CompiledLayer, CompiledLinear
+from .programs import default_folder, layer_programs, product_programs, projections, shallow_copy
 from .prompts import prompt_programs
 
 
@@ -56,27 +53,22 @@ def compile(
     and layers that contain them, have no program. Programs of products serve one sequence. Programs of steps serve the
     numbers of sequences in `batch_sizes`.
 
-    Without programs, no compiler is needed. Projections of the same input (queries, keys, values and gate; up and gate of
-    the feed-forward network), and a head that is not tied to the embedding, are fused into one product with a concatenated
-    copy of their weights, if a trial finds this faster on this machine. The copies take as much additional memory as these
-    weights. They also serve prompts and several sequences.
+    Without programs, no compiler is needed. Products of one token use a faster kernel of PyTorch, if there is one: for
+    weights in half precision, where a trial finds it faster, and for weights of torchao.
 
     With autocast, hooks, training mode, recorded gradients or `torch.export`, the layers compute as in the model. Since the
     parameters are shared, training or moving the copy trains or moves the model. `original` returns a plain model.
 
     If weights are replaced or moved, their layers compute as in the model, with one warning: call `compile` again. If values
-    change in place, programs read the new values, unless the weights are quantised. Layers with fused copies then compute as
-    in the model. PyTorch does not count changes by its fused optimizers and through `weight.data`: fused layers detect these
-    at the next prompt, but never after `torch.compile` has compiled the fast copy. Constants such as the eps of a norm are
+    change in place, programs read the new values, unless the weights are quantised. Constants such as the eps of a norm are
     part of a program.
 
     Args:
         model: a causal RetNet, usually a `RetNetForCausalLM` or `RetNetModel`, on a CPU in float32 or half precision.
         folder: folder of programs, by default in the cache of huggingface_hub. Programs are code that is executed, so a
             folder that other users may write to is refused.
-        programs: whether to compile programs. Otherwise projections are fused.
-        measure: whether a trial decides which projections are fused. It runs once in a process for each type of product, in
-            a second or two in all. Otherwise all possible projections are fused.
+        programs: whether to compile programs.
+        measure: has no effect. It was an option of fused projections, which earlier versions had.
         batch_sizes: numbers of sequences for which decode steps of layers of retention are compiled, one program for each.
             For other numbers, layers compute as in the model.
         prompts: whether to compile programs for calls with two or more tokens per sequence in layers of retention. Two
@@ -102,15 +94,17 @@ def compile(
     if prompts and not programs:
         raise ValueError("prompts=True needs programs=True: prompts are read by programs.")
     fast = original(model)
-    if programs:
-        install_programs(fast, default_folder() if folder is None else Path(folder), sizes, prompts)
-    else:
-        install_fused(fast, measure)
+    path = (default_folder() if folder is None else Path(folder)) if programs else None
+    served = set() if path is None else install_steps(fast, path, sizes, prompts)
+    layers = [layer for _, layer in projections(fast) if layer not in served]
+    for layer, program in zip(layers, product_programs(layers, path)):
+        if program is not None:
+            layer.__class__, layer.program = CompiledLinear, program
     return fast
 
 
-def install_programs(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], prompts: bool) -> None:
-    """Adds programs of steps, and optionally of prompts, to layers of retention, and of products to other layers."""
+def install_steps(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], prompts: bool) -> set[nn.Module]:
+    """Adds programs of steps, and optionally of prompts, to layers of retention. Returns all modules in these layers."""
     candidates = [layer for layer in fast.modules() if has_step(layer)]
     layers = [layer for layer in candidates if is_served(layer)]
     if left := len(candidates) - len(layers):
@@ -128,26 +122,7 @@ def install_programs(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], 
     for (layer, steps), of_prompt in zip(with_steps, of_prompts):
         layer.__class__, layer.programs, layer.prompts = CompiledLayer, steps, of_prompt
         served |= set(layer.modules())
-    groups = [[fast.get_submodule(name) for name in names] for names in linear_groups(fast)]
-    groups = [layers for layers in groups if layers[0] not in served]
-    for layers, products in zip(groups, product_programs(groups, folder)):
-        if products is not None:
-            install(layers, products)
-
-
-def install_fused(fast: nn.Module, measure: bool) -> None:
-    """Fuses projections of the same input, and uses the faster kernel for a head in half precision."""
-    groups = [[fast.get_submodule(name) for name in names] for names in projection_groups(fast)]
-    head = fast.lm_head if isinstance(fast, RetNetForCausalLM) else None
-    if head is not None and head.weight is not fast.get_input_embeddings().weight:
-        groups.append([head])
-    fused = fused_weights(groups, measure)
-    for layers in groups:
-        if layers[0] in fused:
-            install(layers, products_of(layers, fused[layers[0]]))
-    products = None if head is None or head in fused else products_of([head])
-    if products is not None and not products.are_linear:
-        install([head], products)
+    return served
 
 
 def has_step(layer: nn.Module) -> bool:
@@ -162,13 +137,13 @@ def is_served(layer: nn.Module) -> bool:
 
 
 def original(fast: Model) -> Model:
-    """Returns a model without programs and fused products that shares a fast copy's parameters, to train, adapt or save.
+    """Returns a model without programs that shares a fast copy's parameters, to train, adapt or save.
 
     For a plain model, it returns a copy that shares the parameters.
     """
     plain = shallow_copy(fast)
     for module in plain.modules():
-        if isinstance(module, (CompiledLayer, FastLinear)):
+        if isinstance(module, (CompiledLayer, CompiledLinear)):
             for name in module.added:
                 delattr(module, name)
             module.__class__ = module.original_class

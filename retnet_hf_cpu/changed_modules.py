@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Detection of changes in modules, to weights or submodules, after fused weights or programs were made from them."""
+"""Detection of changes in modules, to weights or submodules, after programs were made from them."""
 
 from collections.abc import Sequence
 
@@ -11,25 +11,20 @@ from transformers.utils import logging
 def warn_of_change() -> None:
     """Warns, once in a process, that weights of a fast copy have changed."""
     logging.get_logger(__name__).warning_once(
-        "weights of the fast copy were changed, moved or replaced. From now on, their layers compute without fused products "
-        "and programs. Call retnet_hf_cpu.compile again."
+        "weights of the fast copy were changed, moved or replaced. From now on, their layers compute without programs. "
+        "Call retnet_hf_cpu.compile again."
     )
 
 
 class ModuleSnapshot:
     """Records the submodules and weights of modules, to detect changes.
 
-    Args:
-        values: whether changes of values in place are detected, too. PyTorch does not count changes through
-            `weight.data`.
-
     Attributes:
         within: the modules and all their submodules at the time of the snapshot.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], values: bool = False) -> None:
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.within = [each for module in modules for each in module.modules()]
-        self.values = values
         self.owners = [owners for each in self.within for owners in (each._modules, each._parameters)]
         self.held = [thing for owners in self.owners for thing in owners.values()]  # so that their ids are not reused
         self.marks = self._marks()
@@ -38,7 +33,7 @@ class ModuleSnapshot:
         def mark(thing: nn.Module | nn.Parameter | None) -> int | tuple:
             if type(thing) is not nn.Parameter:
                 return id(thing)
-            return thing.data_ptr(), thing.stride(), thing._version if self.values and not thing.is_inference() else None
+            return thing.data_ptr(), thing.stride()
 
         return [mark(thing) for owners in self.owners for thing in owners.values()]
 

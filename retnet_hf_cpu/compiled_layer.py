@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The layer of a fast copy. Each call uses a program, or the layer itself if no program supports the call."""
+"""The layers of a fast copy. Each call uses a program, or the layer itself if no program supports the call."""
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.utils import logging
 
 from retnet_hf.modules.hooks import has_hooks
@@ -12,7 +12,7 @@ from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer
 from retnet_hf.state.retention_state import RetNetState
 
 from .changed_modules import ModuleSnapshot, warn_of_change
-from .programs import LayerProgram
+from .programs import LayerProgram, ProductProgram
 from .prompts import PromptPrograms
 
 
@@ -73,3 +73,24 @@ class CompiledLayer(RetNetDecoderLayer):
             warn_of_change()
             return False
         return True
+
+
+class CompiledLinear(nn.Linear):
+    """A linear layer of a fast copy, with the parameters of the original layer.
+
+    Attributes:
+        program: the program of its product; None after the weight has changed.
+    """
+
+    program: ProductProgram | None
+    original_class = nn.Linear
+    added = ("program",)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        program = self.program
+        if program is not None and program.computes(hidden_states):
+            if program.snapshot.is_unchanged():
+                return program(hidden_states)
+            self.program = None
+            warn_of_change()
+        return super().forward(hidden_states)

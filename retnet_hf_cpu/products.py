@@ -67,16 +67,6 @@ def is_clearly_faster(one: Callable[[], object], other: Callable[[], object]) ->
     return median(ratios) < CLEAR_GAIN
 
 
-def bias_of(layers: list[nn.Linear]) -> Tensor | None:
-    """Returns the bias of one layer, or concatenated biases of several, with 0 for layers without; None if none has any."""
-    if all(layer.bias is None for layer in layers):
-        return None
-    if len(layers) == 1:
-        return layers[0].bias
-    zeros = (torch.zeros(layer.weight.shape[0], dtype=layer.weight.dtype) for layer in layers)
-    return torch.cat([nothing if layer.bias is None else layer.bias for layer, nothing in zip(layers, zeros)])
-
-
 def linear(token: Tensor, weight: Tensor) -> Tensor:
     """Returns the product as the linear layer computes it, for any number of tokens."""
     return nn.functional.linear(token, weight)
@@ -105,78 +95,26 @@ def int4(token: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 class Product(nn.Module):
-    """Computes linear layers of the same input: (B, 1, in) -> (B, 1, size) for each layer. Some kernels need B = 1.
+    """Computes a linear layer: (B, 1, in) -> (B, 1, out). Some kernels need B = 1.
 
     Args:
-        layers: the linear layers.
-        kernel: computes (B, 1, sum of sizes) from the token and the operands.
+        layer: the linear layer.
+        kernel: computes (B, 1, out) from the token and the operands.
         operands: operands of the kernel. They become parameters, so that `torch.func.functional_call` can replace them.
     """
 
-    def __init__(self, layers: list[nn.Linear], kernel: Callable[..., Tensor], *operands: Tensor) -> None:
+    def __init__(self, layer: nn.Linear, kernel: Callable[..., Tensor], *operands: Tensor) -> None:
         super().__init__()
-        self.kernel, self.sizes = kernel, [layer.weight.shape[0] for layer in layers]
+        self.kernel, self.size = kernel, layer.weight.shape[0]
         self.operands = nn.ParameterList(nn.Parameter(operand.detach(), requires_grad=False) for operand in operands)
-        bias = bias_of(layers)
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-
-    def forward(self, token: Tensor) -> tuple[Tensor, ...]:
-        output = self.kernel(token, *self.operands)
-        return (output if self.bias is None else output + self.bias).split(self.sizes, dim=-1)
-
-    def extra_repr(self) -> str:
-        return f"{self.kernel.__name__}, {self.sizes}"
-
-
-class Products(nn.Module):
-    """Computes all linear layers of the same input, by one or several products.
-
-    A model calls its layers one by one (`q_proj(x)`, `k_proj(x)`, ...). The first call computes all outputs. They are kept
-    until the last layer's output is read.
-
-    Attributes:
-        is_traceable: whether `torch.compile` can trace the products.
-    """
-
-    is_traceable = True
-
-    def __init__(self, products: list[Product]) -> None:
-        super().__init__()
-        self.products = nn.ModuleList(products)
-        self.last = sum(len(product.sizes) for product in products) - 1
-        self.kept: tuple[Tensor, tuple[Tensor, ...]] | None = None  # the input, and its outputs
-
-    @property
-    def are_linear(self) -> bool:
-        """Returns whether all products use the kernel `linear`, and so serve any number of tokens."""
-        return all(product.kernel is linear for product in self.products)
-
-    def forward(self, token: Tensor) -> tuple[Tensor, ...]:
-        return tuple(output for product in self.products for output in product(token))
-
-    def has_kept(self, token: Tensor) -> bool:
-        """Returns whether the outputs for this tensor object are kept."""
-        kept = self.kept
-        return kept is not None and kept[0] is token
-
-    def output(self, token: Tensor, place: int) -> Tensor:
-        """Returns the output of one layer."""
-        kept = self.kept  # read once, since another thread may replace it
-        if kept is None or kept[0] is not token:
-            kept = token, self(token)
-        self.kept = None if place == self.last else kept
-        return kept[1][place]
-
-
-class OneOfProducts(nn.Module):
-    """Replaces a linear layer by one output of shared products."""
-
-    def __init__(self, products: Products, place: int) -> None:
-        super().__init__()
-        self.products, self.place = products, place
+        self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
 
     def forward(self, token: Tensor) -> Tensor:
-        return self.products.output(token, self.place)
+        output = self.kernel(token, *self.operands)
+        return output if self.bias is None else output + self.bias
+
+    def extra_repr(self) -> str:
+        return f"{self.kernel.__name__}, {self.size}"
 
 
 @functools.cache
@@ -215,15 +153,13 @@ def is_int4(weight: Tensor) -> bool:
     return fits and weight.target_dtype == torch.int4 and weight.activation_quantization is None
 
 
-def int4_product(layers: list[nn.Linear]) -> Product:
-    """Returns one product of several layers with int4 weights, which are packed into new memory."""
-    weights = [layer.weight for layer in layers]
-    integers = torch.cat([weight.qdata for weight in weights])  # (sum of sizes, in), from -8 to 7
-    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers.to(torch.int32) + 8, 2)
-    scale = torch.cat([weight.scale for weight in weights]).T  # (in / group, sum of sizes)
-    # The kernel adds the offset to (integer - 8) · scale.
-    offset = -torch.cat([weight.zero_point for weight in weights]).T.to(scale.dtype) * scale
-    return Product(layers, int4, packed, torch.stack([scale, offset], dim=-1).contiguous())
+def int4_product(layer: nn.Linear) -> Product:
+    """Returns the product with int4 weights, which are packed into new memory."""
+    weight = layer.weight
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.qdata.to(torch.int32) + 8, 2)  # from -8 to 7
+    scale = weight.scale.T  # (in / group, out)
+    offset = -weight.zero_point.T.to(scale.dtype) * scale  # the kernel adds it to (integer - 8) · scale
+    return Product(layer, int4, packed, torch.stack([scale, offset], dim=-1).contiguous())
 
 
 def dense_product(layer: nn.Linear, summed: bool, sequences: int = 1) -> Product:
@@ -233,38 +169,30 @@ def dense_product(layer: nn.Linear, summed: bool, sequences: int = 1) -> Product
     """
     weight = layer.weight
     if sequences > 1:
-        return Product([layer], linear, weight)
+        return Product(layer, linear, weight)
     if summed:
-        return Product([layer], sums, weight)
+        return Product(layer, sums, weight)
     narrow = weight.dtype in HALF_TYPES and weight.is_contiguous()
     faster = narrow and is_faster_as_vector(*weight.shape, weight.dtype, torch.get_num_threads())
-    return Product([layer], vector if faster else linear, weight)
+    return Product(layer, vector if faster else linear, weight)
 
 
 @torch.no_grad()
-def products_of(
-    layers: list[nn.Module], whole: Tensor | None = None, summed: bool = False, sequences: int = 1
-) -> Products | None:
-    """Returns products that replace linear layers of the same input, or None if a layer has no product.
+def product_of(layer: nn.Module, summed: bool = False, sequences: int = 1) -> Product | None:
+    """Returns a product that replaces a linear layer, or None if there is none.
 
     Args:
-        whole: (sum of sizes, in), a concatenated copy of their weights, if there is one.
         summed: whether unquantised weights are multiplied by `sums`, for use in a program.
-        sequences: number of sequences that have one token each in a product.
+        sequences: number of sequences that have one token each in the product.
     """
-    if not all(map(is_linear, layers)):
+    if not is_linear(layer):
         return None
-    weights = [layer.weight for layer in layers]
-    if whole is not None:
-        return Products([Product(layers, linear, whole)])
-    if all(type(weight) is nn.Parameter and weight.is_floating_point() for weight in weights):
-        return Products([dense_product(layer, summed, sequences) for layer in layers])
-    if all(map(is_int8, weights)):
-        scales = (weight.scale[:, 0].to(weight.dtype) for weight in weights)
-        return Products([Product([layer], int8, layer.weight.qdata, scale) for layer, scale in zip(layers, scales)])
-    if all(map(is_int4, weights)) and len({tuple(weight.block_size) for weight in weights}) == 1:
-        return Products([int4_product(layers)])
-    return None
+    weight = layer.weight
+    if type(weight) is nn.Parameter and weight.is_floating_point():
+        return dense_product(layer, summed, sequences)
+    if is_int8(weight):
+        return Product(layer, int8, weight.qdata, weight.scale[:, 0].to(weight.dtype))
+    return int4_product(layer) if is_int4(weight) else None
 
 
 def is_linear(layer: nn.Module) -> bool:

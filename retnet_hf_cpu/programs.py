@@ -24,7 +24,7 @@ import platform
 import stat
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,11 +44,12 @@ from retnet_hf.ops.gradients import rotate_both, rotate_step
 from retnet_hf.ops.operators import Step
 from retnet_hf.ops.plan import Plan, Rotation, Scaling
 from retnet_hf.ops.retention_forms import StepDecay, recurrent_step_
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetMLP
+from retnet_hf.retnet.retention_mixer import RetNetTokenMixer
 from retnet_hf.state.retention_state import RetNetStateLayer
 
 from .changed_modules import ModuleSnapshot
-from .fusing import linear_groups
-from .products import OneOfProducts, Product, Products, is_clearly_faster, products_of, sums
+from .products import Product, is_clearly_faster, linear, product_of, sums
 
 
 logger = logging.get_logger(__name__)
@@ -65,6 +66,15 @@ def default_folder() -> Path:
 def shallow_copy(module: nn.Module) -> nn.Module:
     """Returns a deep copy of a module that shares parameters and buffers with the module."""
     return copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
+
+
+def projections(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the projections of mixers and feed-forward networks in a module, and its head, with their names."""
+    for path, module in root.named_modules():
+        if isinstance(module, (RetNetTokenMixer, RetNetMLP)):
+            yield from ((f"{path}.{name}", each) for name, each in module.named_children() if name.endswith("_proj"))
+    if isinstance(root, RetNetForCausalLM):
+        yield "lm_head", root.lm_head
 
 
 def turns(config: PreTrainedConfig) -> bool:
@@ -124,14 +134,13 @@ class DecodeStep(TracedStep):
         operator = partial(recurrent_step_, decay=StepDecay(keep, None))
         plan = Plan(None, rotate, {index: operator}, {}, in_place=True)
         inputs = {"plan": plan, "state": SimpleNamespace(layers={index: TracedState(state)})}
-        # Products shared by several modules have several names. `names` has only one of them.
-        return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states,), inputs, tie_weights=False)
+        return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states,), inputs)
 
 
 class ProductStep(TracedStep):
-    """Computes products of one token."""
+    """Computes the product of one token."""
 
-    def forward(self, token: Tensor, operands: list[Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, token: Tensor, operands: list[Tensor]) -> Tensor:
         return functional_call(self.twin, dict(zip(self.names, operands)), (token,))
 
 
@@ -141,18 +150,17 @@ def twin_of(layer: nn.Module, summed: bool, sequences: int = 1) -> nn.Module | N
     Returns None if a module is hooked, or if a linear layer is adapted, sharded, or has unsupported quantisation.
 
     Args:
-        summed, sequences: as in `products_of`.
+        summed, sequences: as in `product_of`.
     """
     if has_hooks(layer.modules()):  # hooks would be compiled, but the file name does not depend on them
         return None
-    twin = shallow_copy(layer)
-    for names in linear_groups(layer):
-        products = products_of([layer.get_submodule(name) for name in names], None, summed, sequences)
-        if products is None:
+    twin = shallow_copy(layer).eval()
+    for name, projection in projections(layer):
+        product = product_of(projection, summed, sequences)
+        if product is None:
             return None
-        for place, name in enumerate(names):
-            twin.set_submodule(name, OneOfProducts(products, place))
-    return None if any(isinstance(module, nn.Linear) for module in twin.modules()) else twin.eval()
+        twin.set_submodule(name, product)
+    return None if any(isinstance(module, nn.Linear) for module in twin.modules()) else twin
 
 
 def has_sums(module: nn.Module) -> bool:
@@ -206,17 +214,32 @@ class LayerProgram:
         return type(None), ()
 
 
-class CompiledProducts(Products):
-    """Products that a program computes."""
+class ProductProgram:
+    """The product of a linear layer for one token, with the operands of this layer. Pickling and copying drop it.
 
-    is_traceable = False
+    Args:
+        layer: the linear layer.
+        product: its product.
+        run: the program of the product; by default the product itself.
+    """
 
-    def __init__(self, products: Products, run: Run) -> None:
-        super().__init__(list(products.products))
-        self.run, self.held = run, [parameter.detach() for parameter in products.parameters()]
+    def __init__(self, layer: nn.Linear, product: Product, run: Run | None = None) -> None:
+        self.run = run or (lambda inputs: [product(inputs[0])])
+        self.operands = [parameter.detach() for parameter in product.parameters()]
+        self.dtype, self.snapshot = layer.weight.dtype, ModuleSnapshot([layer])
 
-    def forward(self, token: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.run([token.contiguous(), *self.held]))
+    def computes(self, hidden_states: Tensor) -> bool:
+        """Returns whether the program computes the same as the layer for this call."""
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return False
+        return hidden_states.shape[:-1] == (1, 1) and hidden_states.dtype == self.dtype
+
+    def __call__(self, token: Tensor) -> Tensor:
+        """Returns the layer's output (1, 1, out) for (1, 1, in)."""
+        return self.run([token.contiguous(), *self.operands])[0]
+
+    def __reduce__(self) -> tuple:
+        return type(None), ()
 
 
 @cache
@@ -393,26 +416,29 @@ def layer_programs(
     return programs
 
 
-def product_programs(groups: list[list[nn.Module]], folder: Path) -> list[CompiledProducts | None]:
-    """Returns products by programs for each group of linear layers of the same input, or None for a group without products.
+def product_programs(layers: list[nn.Module], folder: Path | None) -> list[ProductProgram | None]:
+    """Returns the program of each linear layer's product, or None for a layer without a product.
+
+    Args:
+        folder: folder of the programs; None for products by PyTorch's kernels, where these are not the layer's own.
 
     Raises:
         RuntimeError: if a program cannot be compiled.
     """
-    compiled: list[CompiledProducts | None] = [None] * len(groups)
-    asked, served = [], []
-    for number, layers in enumerate(groups):
-        products = products_of(layers, summed=True)
-        if products is None:
+    products = [product_of(layer, summed=folder is not None) for layer in layers]
+    if folder is None:
+        own = (product is None or product.kernel is linear for product in products)
+        return [None if is_own else ProductProgram(*pair) for is_own, *pair in zip(own, layers, products)]
+    asked = []
+    for layer, product in zip(layers, products):
+        if product is None:
             continue
-        token = torch.zeros(1, 1, layers[0].in_features, dtype=layers[0].weight.dtype)
-        inputs = token, [parameter.detach() for parameter in products.parameters()]
+        token = torch.zeros(1, 1, layer.in_features, dtype=layer.weight.dtype)
+        inputs = token, [parameter.detach() for parameter in product.parameters()]
 
-        def step_of(summed: bool, layers: list[nn.Module] = layers) -> ProductStep:
-            return ProductStep(products_of(layers, summed=summed))
+        def step_of(summed: bool, layer: nn.Linear = layer) -> ProductStep:
+            return ProductStep(product_of(layer, summed))
 
-        asked.append((program_path(folder, None, products, tree_leaves(inputs)), step_of, inputs))
-        served.append((number, products))
-    for (number, products), run in zip(served, programs_of(asked)):
-        compiled[number] = CompiledProducts(products, run)
-    return compiled
+        asked.append((program_path(folder, None, product, tree_leaves(inputs)), step_of, inputs))
+    runs = iter(programs_of(asked))
+    return [product and ProductProgram(layer, product, next(runs)) for layer, product in zip(layers, products)]

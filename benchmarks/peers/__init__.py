@@ -41,7 +41,7 @@ class Contender(NamedTuple):
     @property
     def is_of_cpu(self) -> bool:
         """Returns whether `retnet_hf_cpu` makes the model."""
-        return bool(self.options.get("fused") or self.options.get("programs"))
+        return bool(self.options.get("programs"))
 
 
 _TORCHSCALE = {"needs": "torchscale", "install": "pip install --no-deps torchscale==0.3.0"}
@@ -55,8 +55,7 @@ _QUADRATIC = {"training": 2048, "prefill": 2048}  # beyond, chunkwise forms are 
 
 CONTENDERS = {
     "ours": Contender("retnet_hf", "ours", "Ours"),
-    "ours-fused": Contender("retnet_hf, fused projections", "ours", "Ours", {"fused": True}),
-    "ours-fused-compiled": Contender("retnet_hf, fused and compiled", "ours", "Ours", {"fused": True, "compiled": True}),
+    "ours-compiled": Contender("retnet_hf, compiled", "ours", "Ours", {"compiled": True}),
     "ours-scratch": Contender("retnet_hf, options of its sizes", "ours", "Ours", {"from_scratch": True}),
     "ours-scratch-programs": Contender(
         "retnet_hf, options of its sizes, programs", "ours", "Ours", {"from_scratch": True, "programs": True}

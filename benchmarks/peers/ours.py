@@ -17,13 +17,12 @@ from .peer import Size, TransformersPeer
 class Ours(TransformersPeer):
     """A RetNet with the options of the paper or of the presets for training from scratch.
 
-    It may be fused, compiled by `torch.compile` or `retnet_hf_cpu`, quantised, or use GPU kernels or CUDA graphs.
+    It may be compiled by `torch.compile` or `retnet_hf_cpu`, quantised, or use GPU kernels or CUDA graphs.
     """
 
     def __init__(
         self,
         size: Size,
-        fused: bool = False,
         compiled: bool = False,
         programs: bool = False,
         bits: int | None = None,
@@ -40,16 +39,13 @@ class Ours(TransformersPeer):
             kernels=kernels,
         )
         super().__init__(RetNetForCausalLM(config), compiled, graphed)
-        self.compiled, self.fused, self.programs, self.bits = compiled, fused, programs, bits
+        self.compiled, self.programs, self.bits = compiled, programs, bits
 
     def ready(self) -> None:
         if self.bits is not None:
             self._quantise()
-        if self.fused or self.programs:
-            # Everything is fused: the race replaces the trial.
-            options = {"programs": self.programs, "measure": False, "prompts": self.programs}
-            fast = retnet_hf_cpu.compile(self.module, **options)
-            super().__init__(fast, self.compiled, self.graphed)
+        if self.programs:
+            super().__init__(retnet_hf_cpu.compile(self.module, prompts=True), self.compiled, self.graphed)
 
     def _quantise(self) -> None:
         from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_

@@ -23,7 +23,7 @@ import retnet_hf_cpu
 from retnet_hf import RetNetForMaskedLM, RetNetForSequenceClassification, RetNetState
 from retnet_hf_cpu import compiled_layer, number_of_programs, original
 from retnet_hf_cpu import programs as cpu_programs
-from retnet_hf_cpu.fusing import FastLinear
+from retnet_hf_cpu.compiled_layer import CompiledLayer, CompiledLinear
 
 
 pytest_plugins = ("plain_programs",)  # the fixture `made`
@@ -96,7 +96,7 @@ def test_layers_without_a_program_have_programs_of_their_products(made, tmp_path
     """And the kernels of PyTorch serve what a program does not: a prompt, several sequences, a gradient, a compiler."""
     fast = compiled(small_model("transnormer", learned_rotary_layers=[0, 1]), tmp_path)
     linear = {name for name, module in fast.named_modules() if isinstance(module, nn.Linear)}
-    assert {name for name, module in fast.named_modules() if isinstance(module, FastLinear)} == linear
+    assert {name for name, module in fast.named_modules() if isinstance(module, CompiledLinear)} == linear
     for calls in (decoded, lambda model: decoded(model, ids=random_ids(2, 7))):
         same(calls(fast), calls(original(fast)))
     seen = len(made.of_products)
@@ -170,7 +170,7 @@ def test_values_that_change_in_place_are_seen(made, tmp_path, dialect):
     "change",
     [
         lambda model: model.to(torch.float64),
-        lambda model: model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True),
+        lambda model: model.load_state_dict({k: 1.5 * v for k, v in model.state_dict().items()}, assign=True),
         lambda model: get_peft_model(model, LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False)),
         lambda model: get_peft_model(model, LoraConfig(target_modules=["o_proj", "down_proj"], init_lora_weights=False)),
         lambda model: [setattr(layer.mlp, "act_fn", nn.Tanh()) for layer in model.model.layers],
@@ -187,8 +187,9 @@ def test_other_weights_and_modules_end_programs_with_a_warning(made, tmp_path, c
     expected = decoded(original(fast))
     same(decoded(fast), expected)
     assert not made
-    assert len(warnings) == 2 - number_of_programs(fast)
-    assert len(warnings) == (0 if fast.dtype == torch.float64 else 2)  # hidden states of another type are told apart first
+    assert len(warnings) == 2 - number_of_programs(fast) + (fast.lm_head.program is None)
+    # Hidden states of another type are told apart first.
+    assert number_of_programs(fast) == (2 if fast.dtype == torch.float64 else 0)
 
 
 def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
@@ -262,11 +263,11 @@ def test_long_prompts_are_read_in_pieces_as_by_the_model(made, tmp_path, monkeyp
     monkeypatch.setattr("retnet_hf.retnet.long_sequences.PIECE_SIZE_ON_CPU", 16)
     monkeypatch.setattr("retnet_hf.retnet.modeling_retnet.PIECE_SIZE_ON_CPU", 16)
     model, calls = small_model(), []
-    fast = compiled(model, tmp_path)
-    fast.model.norm.register_forward_hook(lambda *_: calls.append(1))
+    fast, forward = compiled(model, tmp_path), CompiledLayer.forward
+    monkeypatch.setattr(CompiledLayer, "forward", lambda *args, **options: calls.append(1) or forward(*args, **options))
     with torch.no_grad():
         close(fast(random_ids(1, 40)).logits, model(random_ids(1, 40)).logits)
-    assert len(calls) == 3
+    assert len(calls) == 3 * 2
 
 
 def test_hidden_states_of_layers_are_recorded(made, tmp_path):
@@ -403,10 +404,23 @@ def test_without_a_compiler_nothing_is_written_and_the_error_says_so(tmp_path, m
     same(decoded(model), expected, 0)
 
 
-def test_the_head_of_half_precision_is_a_product_with_a_vector(tmp_path, monkeypatch):
+@pytest.mark.parametrize("programs", [False, True])
+def test_an_input_that_changes_between_two_layers_is_read_again(made, tmp_path, programs, monkeypatch):
     monkeypatch.setattr("retnet_hf_cpu.products.is_faster_as_vector", lambda *kind: True)
-    monkeypatch.setattr("retnet_hf_cpu.fusing.is_faster_side_by_side", lambda groups: False)
-    fast = retnet_hf_cpu.compile(small_model().to(torch.bfloat16), programs=False)
+    model = small_model("hybrid").to(torch.bfloat16)
+    fast = compiled(model, tmp_path, programs=programs)
+    layers = [module for module in fast.modules() if isinstance(module, CompiledLinear)]
+    assert len(layers) > 7
+    with torch.no_grad():
+        token = torch.randn(1, 1, layers[0].in_features).to(torch.bfloat16)
+        for layer in (each for each in layers if each.in_features == token.shape[-1]):
+            close(layer(token).float(), nn.functional.linear(token, layer.weight, layer.bias).float(), 0.05)
+            token.mul_(2)
+
+
+def test_without_programs_half_precision_is_multiplied_as_a_vector(tmp_path, monkeypatch):
+    monkeypatch.setattr("retnet_hf_cpu.products.is_faster_as_vector", lambda *kind: True)
+    fast = compiled(small_model().to(torch.bfloat16), programs=False)
     monkeypatch.setattr(nn.Linear, "forward", None)  # the linear layer is not called
     with torch.no_grad():
         logits = fast.lm_head(torch.ones(1, 1, 32, dtype=torch.bfloat16))

@@ -50,7 +50,7 @@ def made(request, monkeypatch) -> Runs:
             with torch.no_grad(), patch.object(gradients, "needs_autograd", lambda *arguments: True):  # as in a compiler
                 if isinstance(step, ProductStep):
                     runs.of_products.append(path)
-                    return list(step(flat[0], flat[1:]))
+                    return [step(flat[0], flat[1:])]
                 if isinstance(step, BeforeOperator):
                     runs.of_prompts.append(path)
                     return list(step(flat[0], flat[1:first], flat[first:]))

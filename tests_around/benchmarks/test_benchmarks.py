@@ -39,7 +39,6 @@ from benchmarks.peers import CONTENDERS, SIZES, build, missing
 from benchmarks.quality.write_tables import filled
 from benchmarks.race import Conditions, Entrant, Heat, Result, Work, heat_times, least_seconds, results_of
 from benchmarks.serving import write_tables as serving_report
-from retnet_hf_cpu.fusing import FastLinear
 
 
 RACES = {module.RACE.name: module.RACE for module in (training, prefill, decoding, generation)}
@@ -154,7 +153,7 @@ def test_operations_are_counted_by_hand():
 def test_who_is_missing_is_said_and_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
     assert missing("yet-another", "cpu") == ("yet-another-retnet is not installed: pip install yet-another-retnet")
-    assert missing("ours-fused", "cuda") == "retnet_hf, fused projections runs on a CPU only."
+    assert missing("ours-programs", "cuda") == "retnet_hf, programs runs on a CPU only."
     assert missing("fla", "cpu") == "flash-linear-attention runs on CUDA only."
     assert "pip install flash-linear-attention" in missing("fla", "cuda")
 
@@ -248,25 +247,12 @@ def test_everyone_finishes(name):
     assert times.bandwidth > 0
 
 
-@pytest.mark.parametrize("race_name", ["decoding", "generation"])
-def test_fused_projections_race_fused(race_name):
-    peers = {name: CONDITIONS.peer(name) for name in ("ours", "ours-fused")}
-    for name, peer in peers.items():
-        turn = RACES[race_name].prepare(peer, Entrant(name, 20, 2), CONDITIONS).turn
-        turn.ready()
-        turn.step()
-    fused = {name: [isinstance(m, FastLinear) for m in peer.module.modules()] for name, peer in peers.items()}
-    assert not any(fused["ours"])
-    assert any(fused["ours-fused"])
-    assert peers["ours-fused"].call is peers["ours-fused"].module
-
-
 @pytest.mark.parametrize(("name", "bits"), [("ours-int8", 8), ("ours-int4", 4), ("ours-programs", 32)])
 def test_programs_race_with_weights_of_few_bits(name, bits, monkeypatch):
     compiled = []
 
     def compile(model, **options):
-        assert options == {"programs": True, "measure": False, "prompts": True}
+        assert options == {"prompts": True}
         compiled.append(model)
         return model
 
