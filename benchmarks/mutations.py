@@ -640,11 +640,12 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [
             ('image.dtype.newbyteorder("=")', "image.dtype"),
             ("channels not in (1, 3, 4)", "False"),
-            ("image.clamp(min=0)", "image"),
-            ("image[:3] * opacity + white * (1 - opacity)", "image[:3] * opacity"),
+            (".round().clamp(0, 255)", ""),
+            ("(levels[3:] / white) + white", "(levels[3:] / white)"),
             ("crop_pct is not None and not 0 < crop_pct <= 1", "False"),
             ("if height * target_width <= width * target_height:", "if True:"),
             ("if image.dtype == np.uint8:", "if True:"),
+            ('(255 if picture.mode == "F" else 1 / 257)', "(1 / 257)"),
         ],
     ),
     "linearization/transfer": (

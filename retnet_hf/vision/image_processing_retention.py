@@ -28,66 +28,49 @@ from ..hub.saving import SavedWithCode
 
 
 def rgb_of_picture(picture: PIL.Image.Image) -> np.ndarray:
-    """Returns a picture of any mode as (3, height, width) uint8. Transparent pixels become white; 16 bits become 8.
+    """Returns a picture of any mode as (3, height, width) uint8, with white where it is transparent.
 
-    transformers' own conversion clips 16-bit values to white, and ignores transparency in some modes.
+    transformers' own conversion clips 16-bit values to white, makes "F" black, and ignores transparency in some modes.
 
     Raises:
         ValueError: if the picture has no pixels.
     """
     if 0 in picture.size:
         raise ValueError(f"An image must have pixels, got one of width and height {picture.size}.")
-    if picture.mode.startswith("I"):  # "I;16" in any byte order, and "I", to which Pillow widens 8 and 16 bits
-        grey = np.asarray(picture).clip(0, 65535)
-        if picture.mode != "I" or grey.max() > 255:
-            grey = (grey / 257).round()
-        picture = PIL.Image.fromarray(grey.astype(np.uint8))
+    if picture.mode[0] in "IF":
+        levels = np.asarray(picture, np.float32) * (255 if picture.mode == "F" else 1 / 257)
+        picture = PIL.Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
     if picture.getbands()[-1] in "Aa" or "transparency" in picture.info:
-        picture = picture.convert("RGBA")
+        picture = picture.convert("LA" if picture.mode == "La" else "RGBA").convert("RGBA")
         picture = PIL.Image.alpha_composite(PIL.Image.new("RGBA", picture.size, "white"), picture)
     return np.moveaxis(np.array(picture.convert("RGB")), -1, 0)
 
 
 def rgb_of_array(image: np.ndarray | Tensor, input_data_format: ChannelDimension | str | None = None) -> Tensor:
-    """Returns an array with 1, 3 or 4 channels, first or last, as (3, height, width): floats as float32, all else as uint8.
-
-    Booleans, uint16, and wider integers with a value above 255 are scaled to 256 levels. Transparent pixels become white;
-    for floats, white is 1.0.
+    """Returns an array with 1, 3 or 4 channels as (3, height, width): floats as float32, all else as uint8.
 
     Raises:
         ValueError: if the image has no pixels or another number of channels, or four channels of floats outside [0, 1].
     """
     if isinstance(image, np.ndarray):  # torch accepts neither foreign byte orders nor negative strides
         image = torch.from_numpy(np.array(image, dtype=image.dtype.newbyteorder("="), order="C"))
-    image = image.detach()
     if not image.numel():
         raise ValueError(f"An image must have pixels, got one of shape {tuple(image.shape)}.")
     if input_data_format is None:
         input_data_format = infer_channel_dimension_format(image, num_channels=(1, 3, 4))
-    if input_data_format == ChannelDimension.LAST:
-        image = image.movedim(-1, 0)
-    channels = image.shape[0]
+    image = image.detach().movedim(-1, 0) if input_data_format == ChannelDimension.LAST else image.detach()
+    channels, is_float, levels = image.shape[0], image.is_floating_point(), image.float()
     if channels not in (1, 3, 4):
         raise ValueError(f"An image must have 1, 3 or 4 channels, got one of shape {tuple(image.shape)} with {channels}.")
-
-    is_float, white = image.is_floating_point(), 255
-    if is_float:
-        image, white = image.float(), 1.0
-    elif image.dtype == torch.bool:
-        image = image * 255
-    elif image.dtype == torch.uint16 or (image.dtype != torch.uint8 and image.amax() > 255):
-        image = (image.float().clamp(0, 65535) / 257).round()
-    elif image.dtype != torch.uint8:
-        image = image.clamp(min=0)
+    if not is_float:
+        levels = (levels * {torch.bool: 255, torch.uint16: 1 / 257}.get(image.dtype, 1)).round().clamp(0, 255)
     if channels == 4:
-        if is_float and (image.amin() < 0 or image.amax() > 1):
-            low, high = image.amin().item(), image.amax().item()
+        white, low, high = 1.0 if is_float else 255, levels.amin().item(), levels.amax().item()
+        if is_float and (low < 0 or high > 1):
             raise ValueError(f"An image of floats with transparency must be in [0, 1], got values from {low} to {high}.")
-        opacity = image[3:] / white
-        image = image[:3] * opacity + white * (1 - opacity)
-        image = image if is_float else image.round()
-    image = image.expand(3, -1, -1)
-    return image if is_float else image.to(torch.uint8)
+        levels = (levels[:3] - white) * (levels[3:] / white) + white
+    levels = levels.expand(3, -1, -1)
+    return levels if is_float else levels.round().to(torch.uint8)
 
 
 class RetentionImageProcessorKwargs(ImagesKwargs, total=False):
@@ -113,21 +96,20 @@ class RetentionImageProcessing(SavedWithCode):
     `size` / `crop_pct`, and the centre of size `size` is cropped. Without `crop_pct`, it is stretched to `size`.
 
     An image may be a PIL image of any mode, or a NumPy array or torch tensor of shape (height, width) or with 1, 3 or 4
-    channels, first or last. Several images may be a list or a four-dimensional array. Floats are rescaled like integers:
-    pass `do_rescale=False` if they are in [0, 1] already.
+    channels, first or last. Several images may be a list or a four-dimensional array. Transparent pixels become white.
+
+    The mode or dtype, and never a value, decides which number is white; numbers beyond are clipped to white or black:
+
+    - 65535 in PIL's modes "I;16" and "I", as which Pillow opens files of 16 bits, and in arrays of uint16,
+    - 1.0 in PIL's mode "F", True in arrays of booleans, and 255 in all other modes and arrays of integers,
+    - 255 in arrays of floats, which are not clipped, or 1.0 with `do_rescale=False`, and 1.0 if they have four channels.
     """
 
     valid_kwargs = RetentionImageProcessorKwargs
 
-    do_convert_rgb = True
-    do_resize = True
-    size = {"height": 224, "width": 224}
-    crop_pct = None
-    resample = PILImageResampling.BICUBIC
-    do_rescale = True
-    do_normalize = True
-    image_mean = IMAGENET_DEFAULT_MEAN
-    image_std = IMAGENET_DEFAULT_STD
+    do_convert_rgb = do_resize = do_rescale = do_normalize = True
+    size, crop_pct, resample = {"height": 224, "width": 224}, None, PILImageResampling.BICUBIC
+    image_mean, image_std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
     # transformers documents to_dict and `_preprocess` as the methods in which a processor adds options.
     def to_dict(self) -> dict:
@@ -159,10 +141,10 @@ class RetentionImageProcessing(SavedWithCode):
         **kwargs,
     ) -> np.ndarray | Tensor:
         """Returns an image as (channels, height, width), in the type of the backend, in RGB if `do_convert_rgb`."""
-        if do_convert_rgb:
-            is_picture = isinstance(image, PIL.Image.Image)
-            image = rgb_of_picture(image) if is_picture else rgb_of_array(image, input_data_format)
-            input_data_format = ChannelDimension.FIRST
+        if do_convert_rgb and isinstance(image, PIL.Image.Image):
+            image, input_data_format = rgb_of_picture(image), ChannelDimension.FIRST
+        elif do_convert_rgb:
+            image, input_data_format = rgb_of_array(image, input_data_format), ChannelDimension.FIRST
         if self.backend == "pil" and isinstance(image, Tensor):
             image = image.cpu()
         return super().process_image(image, do_convert_rgb=False, input_data_format=input_data_format, **kwargs)
@@ -205,17 +187,6 @@ class ViRImageProcessor(RetentionImageProcessor):
     """Prepares images for ViR. Its authors evaluate on a centre crop of 0.9, resized bicubically.
 
     The arguments are the arguments of `RetentionImageProcessing`.
-
-    Example:
-
-    ```python
-    >>> import numpy as np
-    >>> from retnet_hf import ViRImageProcessor
-
-    >>> processor = ViRImageProcessor(size=32)
-    >>> processor(np.zeros((48, 40, 3), dtype=np.uint8), return_tensors="pt").pixel_values.shape
-    torch.Size([1, 3, 32, 32])
-    ```
     """
 
     crop_pct = 0.9

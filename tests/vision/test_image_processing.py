@@ -210,26 +210,62 @@ def test_grey_arrays(processor_class, layout, library):
         assert_pixels(processor, images, [expected(image)] * count, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGBA", "RGBa", "CMYK", "YCbCr", "HSV", "I", "F"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "La", "P", "PA", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"])
 def test_every_mode_of_pil(processor_class, mode):
-    """A file without transparency shows what PIL shows of it; "I" has 8 bits where no value needs more."""
-    image = picture(32, 32).convert({"RGBa": "RGBA", "PA": "P"}.get(mode, "L" if mode in "LAIF" else "RGB")).convert(mode)
-    wanted = image.convert("RGBA").convert("RGB") if mode in ("PA", "RGBa") else image.convert("RGB")
+    """A picture without transparency shows what PIL shows of it."""
+    if mode == "LAB":
+        image = Image.new("LAB", (32, 32), (150, 90, 160))
+    else:
+        image = picture(32, 32).convert({"RGBa": "RGBA", "PA": "P", "La": "LA"}.get(mode, "RGB")).convert(mode)
+    wanted = image.convert("LA" if mode == "La" else "RGBA").convert("RGB")
     assert_pixels(processor_class(size=32, crop_pct=None), image, [expected(wanted)], tolerance=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I"])
-def test_16_bits_become_8(processor_class, mode, tmp_path):
-    levels = np.arange(32 * 32).reshape(32, 32) * 64
-    image = Image.frombytes(mode, (32, 32), levels.astype({"I;16": "<u2", "I;16B": ">u2", "I": "<i4"}[mode]).tobytes())
+SIZE = (32, 32)
+OF_SHARES = {  # of the shares of white, in [0, 1], an image of each mode or dtype
+    "L": lambda x: Image.fromarray((255 * x).round().astype(np.uint8)),
+    "I;16": lambda x: Image.frombytes("I;16", SIZE, (65535 * x).round().astype("<u2").tobytes()),
+    "I;16B": lambda x: Image.frombytes("I;16B", SIZE, (65535 * x).round().astype(">u2").tobytes()),
+    "I": lambda x: Image.fromarray((65535 * x).round().astype(np.int32)),
+    "F": lambda x: Image.fromarray(x.astype(np.float32)),
+    "uint16": lambda x: (65535 * x).round().astype(np.uint16),
+    "uint16 of another byte order": lambda x: (65535 * x).round().astype(">u2"),
+    "uint16 of torch": lambda x: torch.tensor((65535 * x).round().astype(np.uint16)),
+    "int16": lambda x: (255 * x).round().astype(np.int16),
+    "int32 of torch": lambda x: torch.tensor(255 * x).round().int(),
+    "int64": lambda x: (255 * x).round().astype(np.int64),
+    "float64": lambda x: 255 * x,
+    "bool": lambda x: x > 0.5,
+}
+
+
+@pytest.mark.parametrize("kind", OF_SHARES)
+def test_the_mode_or_dtype_and_no_value_decides_which_number_is_white(processor_class, kind):
+    processor, of_shares = processor_class(size=32, crop_pct=None, do_normalize=False), OF_SHARES[kind]
+    shares = (np.asarray(picture(32, 32, "L")) > 127) * 1.0 if kind == "bool" else np.asarray(picture(32, 32, "L")) / 255
+    assert pixels(processor, of_shares(shares))[0].sub(torch.tensor(shares).float()).abs().max() < 1e-5
+    dark = shares / 255  # no value above one of 256 levels, but for one pixel
+    one_bright = dark.copy()
+    one_bright[3, 5] = 1.0
+    expected, actual = pixels(processor, of_shares(dark)), pixels(processor, of_shares(one_bright))
+    assert expected.max() < 0.005
+    assert actual[..., 3, 5].eq(1).all()
+    actual[..., 3, 5] = expected[..., 3, 5]
+    assert actual.equal(expected)
+
+
+def test_files_of_16_bits_and_numbers_beyond_white_and_black(processor_class, tmp_path):
+    levels = np.arange(32 * 32, dtype=np.uint16).reshape(32, 32) * 64
     wanted = expected(Image.fromarray((levels / 257).round().astype(np.uint8)))
+    (tmp_path / "picture.pgm").write_bytes(b"P5 32 32 65535 " + levels.astype(">u2").tobytes())
+    Image.fromarray(levels).save(tmp_path / "picture.png")
     processor = processor_class(size=32, crop_pct=None)
-    assert_pixels(processor, image, [wanted], tolerance=1e-5)
-    assert_pixels(processor, levels.astype(np.uint16), [wanted], tolerance=1e-5)
-    assert_pixels(processor, levels.astype(">u2"), [wanted], tolerance=1e-5)
-    if mode != "I":  # which PNG files have not
-        image.save(tmp_path / "picture.png")
-        assert_pixels(processor, Image.open(tmp_path / "picture.png"), [wanted], tolerance=1e-5)
+    for name in ("picture.pgm", "picture.png"):
+        assert_pixels(processor, Image.open(tmp_path / name), [wanted], tolerance=1e-5)
+    wide = np.asarray(picture(32, 32, "L")).astype(np.int32) * 3 - 200
+    clipped = expected(Image.fromarray(wide.clip(0, 255).astype(np.uint8)))
+    assert_pixels(processor, wide, [clipped], tolerance=1e-5)
+    assert_pixels(processor, Image.fromarray((wide / 255).astype(np.float32)), [clipped], tolerance=1e-5)
 
 
 def test_what_is_transparent_shows_white(processor_class):
@@ -249,12 +285,6 @@ def test_what_is_transparent_shows_white(processor_class):
     palette.info["transparency"] = 1
     white = expected(Image.new("RGB", (32, 32), "white"))
     assert_pixels(processor, palette, [white], tolerance=1e-5)
-
-
-def test_booleans_are_black_and_white(processor_class):
-    array = np.random.default_rng(0).random((32, 32)) < 0.5
-    wanted = expected(Image.fromarray(array.astype(np.uint8) * 255))
-    assert_pixels(processor_class(size=32, crop_pct=None), array, [wanted], tolerance=1e-5)
 
 
 def test_floats_are_resized_as_floats(processor_class):
@@ -367,21 +397,6 @@ def test_the_plain_class_uses_torchvision_where_it_is_installed():
     for plain, pil, _ in FAMILIES.values():
         assert plain().backend == ("torchvision" if is_torchvision_available() else "pil")
         assert pil().backend == "pil"
-
-
-def test_8_bits_in_wide_types_are_not_black(processor_class):
-    """Pillow widens 8 and 16 bits to the mode I, and NumPy to int64."""
-    grey = picture(32, 32).convert("L")
-    processor = processor_class(size=32, crop_pct=None, do_normalize=False)
-    expected = processor(grey.convert("RGB"), return_tensors="pt").pixel_values
-    for wide in (grey.convert("I"), np.asarray(grey).astype(np.int32), np.asarray(grey).astype(np.int64)):
-        assert torch.allclose(processor(wide, return_tensors="pt").pixel_values, expected, atol=1e-6)
-    bright = np.full((32, 32), 65535)
-    for wide in (Image.fromarray(bright.astype(np.int32)), bright.astype(np.int32)):
-        assert processor(wide, return_tensors="pt").pixel_values.min() > 0.99
-    dark = processor(np.asarray(grey).astype(np.int32) - 100, return_tensors="pt").pixel_values
-    clipped = np.maximum(np.asarray(grey).astype(np.int32) - 100, 0).astype(np.uint8)
-    assert torch.allclose(dark, processor(clipped, return_tensors="pt").pixel_values, atol=1e-6)
 
 
 def test_a_picture_without_pixels_gets_a_sentence(processor_class):
