@@ -136,7 +136,7 @@ class CapturedStep:
         elif mask is not None and not bool(mask.all()):  # rows that have ended: another graph, which reads the mask
             self.release()
             self.ids, self.memory, self.mask = None, [], mask.clone()
-            self.graph = type(self.graph)(self.graph.device)
+            self.graph = GRAPHS[input_ids.device.type](self.model.device)
         if self.ids is not None and (self.ids.shape, self.ids.dtype) != (input_ids.shape, input_ids.dtype):
             return None
 
@@ -256,8 +256,6 @@ def can_be_captured(model: nn.Module, state: Any) -> bool:
     if getattr(config, "num_experts", None) is not None or config.output_attentions or config.output_hidden_states:
         return False
     if model.model.context is not None or getattr(model, "hf_quantizer", None) is not None or has_hooks(modules):
-        return False
-    if torch.nn.modules.module._global_forward_hooks or torch.nn.modules.module._global_forward_pre_hooks:
         return False
     for module in modules:
         known = f"{type(module).__module__}.".startswith(PACKAGES)

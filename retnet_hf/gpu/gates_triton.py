@@ -14,9 +14,8 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..modules.hooks import has_hooks
 from ..modules.rms_norm import RetNetRMSNorm
-from ..ops.gradients import gated, is_silu, normed_gate, plain_rms_norm
+from ..ops.gradients import gated, is_silu, is_without_hooks, normed_gate, plain_rms_norm
 from ..ops.retention_forms import gradients_where_asked
 from .launching import cdiv, launch, next_power_of_2
 from .retention_triton import empty_rows, launches_at_once, processors_of, runs_on, with_dense_rows
@@ -288,12 +287,6 @@ def normed_gate_triton(values: Tensor, norm: nn.Module, gate: Tensor, activation
     if recorded(values, weight, gate):
         return TritonNormedGate.apply(values, weight, gate, norm.eps)
     return normed_gate_forward(values, weight, gate, norm.eps)
-
-
-def is_without_hooks(module: nn.Module) -> bool:
-    """Returns whether no hook sees a call of the module or its gradient."""
-    backward = module._backward_hooks or module._backward_pre_hooks or nn.modules.module._has_any_global_hook()
-    return not backward and not has_hooks([module])
 
 
 def is_row(weight: Tensor, values: Tensor) -> bool:

@@ -16,6 +16,8 @@ def has_hooks(modules: Iterable[nn.Module]) -> bool:
 
     Ignores hooks that record outputs, because transformers does not remove them after use.
     """
+    if nn.modules.module._has_any_global_hook():
+        return True
     for module in modules:
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if "forward" in vars(module) or any(getattr(hook, "__module__", "") != RECORDER for hook in hooks):

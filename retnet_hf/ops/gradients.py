@@ -154,12 +154,18 @@ class RMSNorm(torch.autograd.Function):
 
 
 def is_silu(activation: Callable[[Tensor], Tensor]) -> bool:
-    return type(activation) in (nn.SiLU, SiLUActivation)
+    return type(activation) in (nn.SiLU, SiLUActivation) and is_without_hooks(activation)
+
+
+def is_without_hooks(module: nn.Module) -> bool:
+    """Returns whether nothing sees a call of the module or its gradient, so that another operation may take its place."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return not (hooks or "forward" in vars(module) or nn.modules.module._has_any_global_hook())
 
 
 def gated(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """Returns values · activation(gate), elementwise. SiLU, the usual activation, has a gradient of its own."""
-    own = is_silu(activation) and torch.is_grad_enabled() and not needs_autograd()
+    own = torch.is_grad_enabled() and not needs_autograd() and is_silu(activation)
     return SiLUGate.apply(values, gate) if own else values * activation(gate)
 
 
@@ -224,12 +230,11 @@ def mean_cross_entropy(
     """
     labels = labels.to(hidden_states.device)
     rows, targets = hidden_states.flatten(0, 1), labels.flatten()
-    hooks = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks
     plain = type(head) is nn.Linear and type(head.weight) is nn.Parameter and head.bias is None
-    if plain and not hooks and "forward" not in vars(head):
+    if plain and is_without_hooks(head):
         total, logits = linear_cross_entropy(rows, head.weight, targets, ignore_index, with_logits, cross_entropy_)
     else:
-        logits = head(rows)
+        logits = head(hidden_states).flatten(0, 1)
         total = summed_cross_entropy(logits, targets, ignore_index)
     items = (labels != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
     loss = total / (items.to(total.device) if isinstance(items, Tensor) else items)

@@ -160,8 +160,9 @@ def layout_of(
             "attention_mask that also covers the tokens that the state has read."
         )
     mask = None if attention_mask is None else new_columns(shape, attention_mask, past)
-    if mask is not None and past_position is not None and position_ids is None and length > 1 and not needs_autograd():
-        require_absent_unread(attention_mask[:, :-length], past_position)
+    read_before = past is not None and past.is_initialized and position_ids is None and length > 1
+    if mask is not None and read_before and not needs_autograd():
+        require_absent_unread(attention_mask[:, :-length], past)
     start = torch.zeros(1, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
     start = start[:, None]  # (B|1, 1)
 
@@ -200,8 +201,10 @@ def layout_of(
             position, next_position = (position - first).clamp(min=0), next_position - first
         reset = boundary if reset is None else reset | boundary
 
-    captures = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if not needs_autograd() and not captures:  # a mask that is all True and starts that are all False are dropped
+    captured = (
+        mask is not None and length == 1 and mask is attention_mask
+    )  # a step that is captured has a bool mask, which it cannot read
+    if not needs_autograd() and not captured:  # a mask that is all True and starts that are all False are dropped
         mask = None if mask is not None and bool(mask.all()) else mask
         reset = None if reset is not None and not bool(reset.any()) else reset
     return Layout(position, next_position, mask, reset)
@@ -245,7 +248,7 @@ def new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Te
     if attention_mask.is_floating_point() and not needs_autograd() and bool((attention_mask < 0).any()):
         raise ValueError("attention_mask must be 0 where a token is absent and 1 elsewhere, got negative values.")
     if width == length:
-        return attention_mask != 0
+        return attention_mask if attention_mask.dtype == torch.bool else attention_mask != 0
     past_length = 0 if past is None else past.get_seq_length()
     if torch.compiler.is_compiling() and isinstance(past_length, Tensor):  # a compiled program cannot depend on its value
         columns = past_length.clamp(max=width - length) + torch.arange(length, device=attention_mask.device)
@@ -254,10 +257,11 @@ def new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Te
     return attention_mask[:, first : first + length] != 0
 
 
-def require_absent_unread(older: Tensor, past_position: Tensor) -> None:
-    """Raises ValueError if a mask (B, S) of the tokens before a call removes some that a state has read as present ones."""
-    missing = past_position - (older != 0).sum(-1).to(past_position.device)
-    if older.shape[1] >= int(past_position.max()) and bool((missing > 0).any()):
+def require_absent_unread(older: Tensor, past: Any) -> None:
+    """Raises ValueError if a mask (B, S) of earlier tokens removes some that the state has read as present ones."""
+    length = int(past.get_seq_length())
+    missing = past.next_position - (older[:, :length] != 0).sum(-1).to(past.next_position.device)
+    if older.shape[1] >= length and bool((missing > 0).any()):
         raise ValueError(
             f"attention_mask has zeros for {int(missing.max())} tokens of a row that past_key_values has read as present. "
             "Pass a mask of 0 also in the call that reads such tokens, as generate() does for rows that have ended."

@@ -180,7 +180,7 @@ def recurrent_retention(
     Returns:
         output (B, H, T, V) and final state, in the shape of the initial state, float32 or float64.
     """
-    dtype = compute_dtype(query, key, value)
+    dtype = compute_dtype(query, key, value, query if initial_state is None else initial_state)
     heads, states = query.shape[1], state_heads(query, key, log_decay.numel())
     query, key, value = query.to(dtype), repeat_heads(key, states).to(dtype), repeat_heads(value, states).to(dtype)
     decay = log_decay.to(dtype).exp().view(-1, 1, 1)
@@ -322,7 +322,10 @@ def token_order(mask: Tensor | None = None, reset: Tensor | None = None) -> Toke
     if mask is None:
         return TokenOrder(document=document)
     (batch, length), count = mask.shape, mask.sum(-1)
-    if mask.device.type == "cpu" and not needs_autograd() and not bool((mask[:, 1:] & ~mask[:, :-1]).any()):
+    in_order = length == 1
+    if not in_order and mask.device.type == "cpu" and not needs_autograd():
+        in_order = not bool((mask[:, 1:] & ~mask[:, :-1]).any())
+    if in_order:
         source = place = None  # all padding is on the right, so no token moves
         at_place = document
     else:

@@ -119,6 +119,7 @@ class RetNetGeneration(GenerationMixin):
         with captured_steps(self, model_kwargs.get(CACHE), input_ids, generation_config):
             return super()._sample(input_ids, *args, **options, **model_kwargs)
 
+    @functools.wraps(GenerationMixin.prepare_inputs_for_generation)
     def prepare_inputs_for_generation(self, *args, ended_rows: EndedRows | None = None, **kwargs) -> dict[str, Any]:
         """Returns inputs as in transformers, with a mask (B, 1) of 0 for the padding tokens of rows that have ended."""
         if ended_rows is not None and ended_rows.before_last is not None and kwargs.get(CACHE) is not None:

@@ -42,7 +42,7 @@ def pieces_of(
     by_default = ("output_attentions", "output_hidden_states", "output_router_logits")
     recorded = any(asked) or any(getattr(config, name, False) for name in by_default)
     whole = config.bidirectional or model.context is not None or form_without_pieces or recorded
-    if whole or cu_seq_lens_q is not None or has_hooks(model.layers.modules()):
+    if whole or cu_seq_lens_q is not None or has_hooks(module for module in model.modules() if module is not model):
         return [slice(0, length)]
     chunks = -(-length // chunk_size)
     pieces = -(-chunks // max(1, size // (batch * chunk_size)))

@@ -38,7 +38,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from ..arguments.call_arguments import require_known_arguments, with_arguments_of
+from ..arguments.call_arguments import DOCUMENTS, require_known_arguments, with_arguments_of
 from ..hub.loading import SharedLoading
 from ..hub.saving import SavedWithCard
 from ..modules.captured_steps import replayed
@@ -50,7 +50,8 @@ from ..ops.kernels import kernels_found_right, kernels_of_parts, load_kernels
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan
 from ..ops.retention_forms import form_of_call, needs_autograd
-from ..state.retention_state import UpdatedOnce, computes_layers_again, first_in_use, past_of_call
+from ..state.retention_state import RetNetState, UpdatedOnce, computes_layers_again, first_in_use, past_of_call
+from ..state.state_file import FirstTokens
 from .configuration_retnet import RetNetConfig
 from .decay_and_rotation import PlansRetention
 from .generation_retnet import CACHE, RetNetGeneration
@@ -226,6 +227,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         if use_cache is None:
             use_cache = past_key_values is not None or self.config.use_cache
         past = past_of_call(self, past_key_values, use_cache) if use_cache or past_key_values is not None else None
+        begins = use_cache and isinstance(past, RetNetState) and not first_in_use(past.layers).is_initialized
         options = {"retention_form": retention_form, **kwargs}
 
         if not isinstance(self.layers[0], nn.Identity):  # later pipeline stages receive embedded states
@@ -241,8 +243,12 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         else:
             plans = self.plan(hidden_states, attention_mask, position_ids, past, **options)
             hidden_states = self.read(hidden_states, plans, past, **kwargs)
-        if past is not None and input_ids is not None and self.context is None and not torch.compiler.is_compiling():
-            first_in_use(past.layers).remember_last(input_ids)
+        if past is not None and self.context is None and not torch.compiler.is_compiling():
+            if input_ids is not None:
+                first_in_use(past.layers).remember_last(input_ids)
+            if begins and not self.training and position_ids is None and not kwargs.keys() & DOCUMENTS:
+                inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
+                past.first_tokens = (FirstTokens.of_call(hidden_states, attention_mask, **inputs),)
         return self.output_class(last_hidden_state=hidden_states, **{CACHE: past if use_cache else None})
 
     def read(self, hidden_states: Tensor, plans: list[Plan], state: Cache | None, **kwargs) -> Tensor:
@@ -282,7 +288,8 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         past = None if layers is None else first_in_use(layers)
         maps = config.output_attentions if output_attentions is None else output_attentions
         form = form_of_call(retention_form or config.retention_form, maps)
-        decays = self.decay.of_layers(dtype, device)
+        is_wide = past is not None and past.is_initialized and past.dtype == torch.float64  # the precision of a state lasts
+        decays = self.decay.of_layers(torch.float64 if is_wide else dtype, device)
         call = (batch, length), device, attention_mask, position_ids
         packed = past is not None and past.is_initialized and kwargs.get("cu_seq_lens_q") is not None
         if self.context is None and not packed:

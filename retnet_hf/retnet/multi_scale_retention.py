@@ -11,6 +11,7 @@ from ..modules.initial_weights import draw_weights
 from ..ops.layout import layout_of
 from ..ops.retention_forms import form_of_call
 from ..state.retention_state import RetNetState
+from ..state.state_file import FirstTokens
 from ..state.stream_state import StreamState, check_call, part_of
 from .configuration_retnet import RetNetConfig
 from .decay_and_rotation import PlansRetention
@@ -138,7 +139,12 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
         past = None if own is None else own.layers[0]
         device, dtype = hidden_states.device, hidden_states.dtype
         layout = layout_of(tuple(hidden_states.shape[:2]), device, mask, past=past, seq_idx=documents)
-        decays, form = self.decay.of_layers(dtype, device), form_of_call(config.retention_form, False)
+        is_wide = past is not None and past.is_initialized and past.dtype == torch.float64  # the precision of a state lasts
+        decays = self.decay.of_layers(torch.float64 if is_wide else dtype, device)
+        form = form_of_call(config.retention_form, False)
         plan = self.plan_of_layout(layout, decays, form, dtype, state is not None, False)
+        begins = own is not None and not own.layers[0].is_initialized
         output, _ = super().forward(hidden_states, plan, own)
+        if begins and documents is None and not torch.compiler.is_compiling():
+            own.first_tokens = (FirstTokens.of_call(output, mask, hidden_states=hidden_states, mask=mask),)
         return output, state

@@ -30,12 +30,14 @@ from ..ops.retention_forms import retention
 from .state_file import (
     OF_NO_WEIGHTS,
     STATE_DTYPES,
+    FirstTokens,
     check_names,
     check_tensors,
     is_of_same_weights,
+    joint_first_tokens,
+    network_of,
     read_state_file,
     weights_mark,
-    weights_version,
     write_state_file,
 )
 
@@ -538,8 +540,8 @@ class RetNetState(Cache):
         config: configuration of the model, or of a model that contains it.
         compileable: whether `generate()` may compile the decode step by itself, as for a static cache.
 
-    A model with another `state_fingerprint` refuses the state. A model with other weights refuses a state that was loaded
-    from a file.
+    A model with another `state_fingerprint` refuses the state. A model with other weights, or with other active adapters,
+    refuses a state that was loaded from a file.
     """
 
     def __init__(self, config: PreTrainedConfig, compileable: bool = False) -> None:
@@ -547,8 +549,8 @@ class RetNetState(Cache):
         super().__init__(layers=state_layers(self.config))
         self._compileable = compileable and all(layer.is_compileable for layer in self.layers)
         self._writer: Callable[[], nn.Module | None] | None = None  # a weak reference to the model that wrote the state
-        self._read_with: int | None = None  # the model's `weights_version` in its last call
         self._mark: str | None = None  # mark of the weights that computed a loaded state
+        self.first_tokens: tuple[FirstTokens, ...] = ()  # of the texts that the state has read, one or none of each
 
     def __copy__(self) -> "RetNetState":
         twin = type(self).__new__(type(self))
@@ -562,18 +564,22 @@ class RetNetState(Cache):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_writer": None}
+        return self.__dict__ | {"_writer": None, "_mark": self.weights_mark, "first_tokens": ()}
 
     @property
     def weights_mark(self) -> str | None:
         """Returns the mark of the weights that computed this state, or None if unknown. See `state_file.weights_mark`.
 
-        If the model was trained after it computed the state, returns a mark that fits no model.
+        If the model was changed after it computed the state, returns a mark that fits no model. The model is compared here,
+        and not in its calls: with the mark of a loaded state, or by its outputs for the first tokens of the text.
         """
         model = None if self._writer is None else self._writer()
         if model is None:
             return self._mark
-        return weights_mark(model) if weights_version(model) == self._read_with else OF_NO_WEIGHTS
+        mark = weights_mark(model)
+        if mark is None or (self._mark is None or is_of_same_weights(mark, self._mark)):
+            return mark if mark is None or all(first.fits(model) for first in self.first_tokens) else OF_NO_WEIGHTS
+        return OF_NO_WEIGHTS
 
     def require_weights(self, model: nn.Module, alone: bool = False) -> None:
         """Stores which model updates the state.
@@ -584,22 +590,17 @@ class RetNetState(Cache):
         Raises:
             ValueError: if the state was loaded from a file and computed by other weights, or by `alone`.
         """
-        writer = None if self._writer is None else self._writer()
-        if writer is model and not model.training:
-            return  # weights only change in training
-        if alone and writer not in (None, model) and self.batch_size > 0:
-            own, theirs = weights_mark(model), weights_mark(writer)
+        writer, model = None if self._writer is None else self._writer(), network_of(model)
+        if writer is model:
+            return
+        if self._mark is not None or (alone and writer is not None and self.batch_size > 0):
+            own, theirs = weights_mark(model), self.weights_mark
             if None not in (own, theirs) and not is_of_same_weights(own, theirs):
-                raise ValueError(f"the state was updated by another {type(model).__name__}, with other weights.")
-        if self._mark is not None:
-            own = weights_mark(model)
-            if own is not None and not is_of_same_weights(own, self._mark):
                 raise ValueError(
-                    "the state was saved by a model of the same configuration with other weights. If you know that it fits, "
-                    "load it with RetNetState.load(..., other_weights=True)."
+                    f"the state was computed by a {type(model).__name__} with other weights, or with other active adapters. "
+                    "If you know that it fits, save it, and load it with RetNetState.load(..., other_weights=True)."
                 )
-            self._mark = None
-        self._writer, self._read_with = weakref.ref(model), weights_version(model)
+        self._writer = weakref.ref(model)
 
     def require_read(self, input_ids: Tensor) -> None:
         """Raises ValueError if ids (B, T) of a whole text do not begin with the tokens that the state has read."""
@@ -613,7 +614,7 @@ class RetNetState(Cache):
             )
 
     def reset(self) -> None:
-        self._writer = self._mark = None
+        self._writer, self._mark, self.first_tokens = None, None, ()
         super().reset()
 
     def get_seq_length(self, layer_idx: int = 0) -> Tensor | int:
@@ -730,9 +731,13 @@ class RetNetState(Cache):
         if any(not layer.is_initialized for state in states for layer in state.layers):
             raise ValueError("concatenate takes states that have read something, because an empty state has no batch size.")
         joint = states[0].clone()
-        origin = joint._writer, joint._read_with, joint._mark
-        if any((state._writer, state._read_with, state._mark) != origin for state in states):
-            joint._writer = joint._mark = None
+        joint.first_tokens = joint_first_tokens(states)
+        if any((state._writer, state._mark) != (joint._writer, joint._mark) for state in states):
+            marks = [mark for state in states if (mark := state.weights_mark) is not None]
+            joint._mark = marks[0] if marks else None
+            if not all(is_of_same_weights(mark, joint._mark) for mark in marks):
+                joint._mark = OF_NO_WEIGHTS
+            joint._writer, joint.first_tokens = None, ()
         for index, layer in enumerate(joint.layers):
             layer.join_([state.layers[index] for state in states])
         return joint

@@ -11,8 +11,10 @@ The checksum, "sha256" in the metadata, is the SHA-256 of these bytes, in the or
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -25,20 +27,41 @@ STATE_DTYPES = (torch.float32, torch.float64)
 KEY_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 FORMATS = {"RetNetState": "retnet_hf.RetNetState/3", "StreamState": "retnet_hf.StreamState/1"}
 MARKED_VALUES = 4096  # number of evenly spaced values per weight
+NUM_FIRST_TOKENS, MOST_TEXTS = 4, 8
 OF_NO_WEIGHTS = json.dumps({"dtypes": [], "sums": []})  # a mark that fits no model
+
+
+def network_of(model: nn.Module) -> nn.Module:
+    """Returns the model that computes the state, without a head and without the wrapper of PEFT."""
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return getattr(model, model.base_model_prefix, model) if hasattr(model, "base_model_prefix") else model
 
 
 @torch.no_grad()
 def weights_mark(model: nn.Module) -> str | None:
     """Returns a short text that distinguishes the weights of two models, for example two fine-tunes of one base model.
 
-    It holds the norm and the alternating sum of some thousand values of each weight. None if the values of a weight cannot
-    be read, because it is quantised, offloaded or split over ranks.
+    It holds the norm and the alternating sum of some thousand values of each weight that computes: weights of active
+    adapters and their scales, but not weights of other adapters. None if the values of a weight cannot be read, because it
+    is quantised, offloaded or split over ranks.
     """
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT model
-    model = getattr(model, model.base_model_prefix, model) if hasattr(model, "base_model_prefix") else model
-    dtypes, sums = set(), []
+    model, dtypes, sums, unused = network_of(model), set(), [], set()
+    for module in model.modules():
+        if not hasattr(module, "adapter_layer_names"):  # no layer of PEFT
+            continue
+        off = module.disable_adapters or getattr(module, "merged", False)
+        active = [] if off else module.active_adapters
+        if active and hasattr(module, "original_module"):
+            unused.update(module.original_module.parameters())
+        for name in module.adapter_layer_names:
+            for adapter, part in getattr(module, name, {}).items():
+                if adapter not in active:
+                    unused.update([part] if isinstance(part, Tensor) else part.parameters())
+        scales = getattr(module, "scaling", {})
+        sums += [(scales[adapter], scales[adapter]) for adapter in active if adapter in scales]
     for weight in model.parameters():
+        if weight in unused:
+            continue
         if type(weight) is not nn.Parameter or weight.is_meta or not weight.is_floating_point() or weight.numel() == 0:
             return None
         values = weight.reshape(-1)[:: max(1, weight.numel() // MARKED_VALUES)].to("cpu", torch.float64)
@@ -47,15 +70,52 @@ def weights_mark(model: nn.Module) -> str | None:
     return json.dumps({"dtypes": sorted(dtypes), "sums": [[f"{number:+.5e}" for number in pair] for pair in sums]})
 
 
-def weights_version(model: nn.Module) -> int:
-    """Returns a number that changes when weights are changed in place, for example by an optimizer."""
-    version, modules = 0, [model]
-    for module in modules:  # each prompt needs this number, and `model.parameters()` takes three times as long
-        modules += [child for child in module._modules.values() if child is not None]
-        for weight in module._parameters.values():
-            if weight is not None and not weight.is_inference():
-                version += weight._version
-    return version
+class FirstTokens(NamedTuple):
+    """The first tokens that a state has read, and a module's outputs for them, which other weights do not reproduce.
+
+    Attributes:
+        inputs: arguments of the module. outputs: (1, F, D).
+    """
+
+    inputs: dict[str, Tensor]
+    outputs: Tensor
+
+    @classmethod
+    def of_call(cls, outputs: Tensor, mask: Tensor | None, /, **inputs: Tensor | None) -> "FirstTokens":
+        """Copies the first tokens of one row of a call, from inputs and outputs (B, T, ...) and a mask (B, T).
+
+        The row is that with the fewest absent tokens at its beginning. `inputs` contain the mask, too.
+        """
+        given = {name: part for name, part in inputs.items() if part is not None} | {"outputs": outputs}
+        count = min(NUM_FIRST_TOKENS, outputs.shape[1])
+        row = torch.zeros(1, dtype=torch.int64, device=outputs.device)
+        if mask is not None:
+            row = (mask[:, :count] != 0).sum(1).argmax(0, keepdim=True)
+        first = {name: part[:, :count].detach().index_select(0, row.to(part.device)) for name, part in given.items()}
+        outputs = first.pop("outputs")
+        return cls(first, outputs if mask is None else outputs * (mask[row, :count, None] != 0).to(outputs))
+
+    @torch.no_grad()
+    def fits(self, module: nn.Module) -> bool:
+        """Returns whether the module in evaluation mode gives the same outputs."""
+        device = next(module.parameters()).device
+        modes = [(part, part.training) for part in module.modules()]
+        module.eval()
+        try:
+            found = module(**{name: part.to(device) for name, part in self.inputs.items()})[0]
+        finally:
+            for part, training in modes:
+                part.training = training
+        dtypes = {found.dtype, self.outputs.dtype}
+        tolerance = 2**-5 if not dtypes <= {*STATE_DTYPES} else 1e-4 if device.type == "cpu" else 2**-8  # a GPU may use TF32
+        expected = self.outputs.to(device, torch.promote_types(*dtypes) if len(dtypes) > 1 else found.dtype)
+        differs = (found - expected).masked_fill(expected == 0, 0)  # absent tokens
+        return bool(differs.norm() <= tolerance * expected.norm())
+
+
+def joint_first_tokens(states: Iterable[Any]) -> tuple[FirstTokens, ...]:
+    """Returns the first tokens of all texts of several states, or of some if there are many."""
+    return tuple({id(first): first for state in states for first in state.first_tokens}.values())[-MOST_TEXTS:]
 
 
 def is_of_same_weights(mark: str, other: str) -> bool:
@@ -95,7 +155,7 @@ def write_state_file(
     tensors = {name: tensor if tensor.is_floating_point() else tensor.clone() for name, tensor in tensors.items()}
     metadata = {"format": FORMATS[class_name], "fingerprint": fingerprint} | ({} if mark is None else {"weights": mark})
     metadata["sha256"] = _checksum(metadata, tensors)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     try:
         save_file(tensors, partial, metadata=metadata)
         os.replace(partial, path)
@@ -122,7 +182,8 @@ def read_state_file(
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+            # Copies, because the tensors of safetensors are a map of the file, which other programs may change.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118, not a dict
     except OSError:
         raise
     except Exception as error:  # a damaged header can cause any error

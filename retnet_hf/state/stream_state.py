@@ -16,16 +16,16 @@ from .state_file import (
     KEY_DTYPES,
     OF_NO_WEIGHTS,
     STATE_DTYPES,
+    FirstTokens,
     check_names,
     is_of_same_weights,
+    joint_first_tokens,
     read_state_file,
     weights_mark,
-    weights_version,
     write_state_file,
 )
 
 
-CHANGED = -1  # in place of a version: other weights than today's computed a part of the state
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 DTYPES = {  # of the tensors of a file; others have those of hidden states
     "recurrent_states": STATE_DTYPES,
@@ -69,7 +69,7 @@ def part_of(state: "StreamState | RetNetState | ConvolutionState | None", layer:
     Raises:
         TypeError: for anything that is no state of such a layer.
     """
-    part = state.part_at_call(layer) if isinstance(state, StreamState) else state
+    part = state[layer] if isinstance(state, StreamState) else state
     if part is not None and not isinstance(part, kind):
         raise TypeError(f"state must be a StreamState, a {kind.__name__} or None, got a {type(part).__name__}.")
     return part
@@ -87,6 +87,7 @@ class ConvolutionState:
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.shape, self.tail = shape, None
+        self.first_tokens: tuple[FirstTokens, ...] = ()
 
     @property
     def is_initialized(self) -> bool:
@@ -122,6 +123,7 @@ class ConvolutionState:
     def concatenate(cls, states: "list[ConvolutionState]") -> "ConvolutionState":
         twin = copy.copy(states[0])
         twin.tail = torch.cat([state.tail.detach().to(twin.tail.device) for state in states])
+        twin.first_tokens = joint_first_tokens(states)
         return twin
 
     def to(self, device: torch.device | str) -> "ConvolutionState":
@@ -151,7 +153,7 @@ class StreamState:
         if not self.layers:
             raise ValueError(f"{type(model).__name__} has no streaming layer: MultiScaleRetention or CausalConv1d.")
         self.parts = {module: module.new_state() for module in self.layers.values()}
-        self.versions: dict[nn.Module, int] = {}  # of the weights of each layer when it began to read
+        self._mark: str | None = None  # mark of the weights that computed a loaded state
 
     def __getitem__(self, layer: nn.Module) -> RetNetState | ConvolutionState:
         """Returns the part of a layer. Raises ValueError for a layer of another model."""
@@ -162,16 +164,9 @@ class StreamState:
             )
         return self.parts[layer]
 
-    def part_at_call(self, layer: nn.Module) -> "RetNetState | ConvolutionState":
-        """Returns the part of a layer that is called, and records the version of its weights. Raises as `self[layer]`."""
-        part = self[layer]
-        if layer not in self.versions and not torch.compiler.is_compiling():
-            self.versions[layer] = weights_version(layer)
-        return part
-
     def _with_parts(self, parts: "dict[nn.Module, RetNetState | ConvolutionState]") -> "StreamState":
         twin = copy.copy(self)
-        twin.parts, twin.versions = parts, dict(self.versions)
+        twin.parts = parts
         return twin
 
     @property
@@ -188,10 +183,6 @@ class StreamState:
         copies = {layer: memo.get(id(layer), layer) for layer in self.parts}  # of a model that is copied with its state
         twin.layers = {name: copies[layer] for name, layer in self.layers.items()}
         twin.parts = {copies[layer]: part for layer, part in twin.parts.items()}
-        twin.versions = {
-            copies[layer]: weights_version(copies[layer]) if weights_version(layer) == version else CHANGED
-            for layer, version in self.versions.items()
-        }
         return twin
 
     def select(self, rows: Tensor | list[int]) -> "StreamState":
@@ -214,9 +205,8 @@ class StreamState:
             layer: type(part).concatenate([state[layer] for state in states]) for layer, part in states[0].parts.items()
         }
         joined = states[0]._with_parts(parts)
-        for state in states[1:]:
-            differing = (layer for layer, version in state.versions.items() if joined.versions.get(layer) != version)
-            joined.versions |= dict.fromkeys(differing, CHANGED)
+        marks = {state._mark for state in states} - {None}
+        joined._mark = OF_NO_WEIGHTS if len(marks) > 1 else next(iter(marks), None)
         return joined
 
     def reset_rows(self, rows: Tensor) -> None:
@@ -273,11 +263,13 @@ class StreamState:
         """
         if StreamState(model).layers != self.layers:
             raise ValueError("model must be the model that has computed the state: it has other layers.")
-        is_changed = any(weights_version(layer) != version for layer, version in self.versions.items())
-        mark = OF_NO_WEIGHTS if is_changed else weights_mark(model)
         holders = self._holders()
         if not all(holder.is_initialized for holder in holders.values()):
             raise ValueError("a state with a layer that has read nothing cannot be saved.")
+        mark = weights_mark(model)
+        is_same = mark is None or self._mark is None or is_of_same_weights(mark, self._mark)
+        if not (is_same and all(first.fits(layer) for layer, part in self.parts.items() for first in part.first_tokens)):
+            mark = OF_NO_WEIGHTS
         tensors = {f"{name}.{part}": getattr(holder, part) for name, holder in holders.items() for part in holder.SAVED}
         write_state_file(path, tensors, self.fingerprint, mark, "StreamState")
 
@@ -307,11 +299,13 @@ class StreamState:
                     raise ValueError(f"{path} holds {name} as {given}, which should be {shapes[name]} {wanted}.")
                 if tensor.is_floating_point() and not tensor.isfinite().all():
                     raise ValueError(f"{path} holds {name} with values that are not finite.")
+                if tensor.dtype == torch.int64 and (tensor < 0).any():
+                    raise ValueError(f"{path} holds {name} with negative values.")
 
         tensors, mark = read_state_file(path, state.fingerprint, check, "StreamState")
         own = weights_mark(model)
         same = None in (own, mark) or is_of_same_weights(own, mark)
-        state.versions = {layer: weights_version(layer) if same else CHANGED for layer in state.parts}
+        state._mark = mark if same else OF_NO_WEIGHTS
         if not same and not other_weights:
             raise ValueError(f"{path} was saved by a model with other weights. other_weights=True loads it all the same.")
         for name, holder in state._holders().items():

@@ -25,6 +25,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ..arguments.call_arguments import require_known_arguments
 from ..modules.head_decay import HeadDecay
+from ..modules.hooks import has_hooks
 from ..ops.kernels import kernels_of_call, load_kernels
 from ..ops.layout import layout_of
 from ..ops.plan import Plan, Scaling, plan_of_rows
@@ -419,7 +420,7 @@ class ViRModel(ViRPreTrainedModel):
         chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.head_dim)
         log_decays = [self.decay(hidden_states.dtype, hidden_states.device)] * len(self.layers)
         whole = config.bidirectional or self.training or torch.is_grad_enabled() or form in ("parallel", "recurrent")
-        whole = whole or hidden_states.device.type != "cpu"
+        whole = whole or hidden_states.device.type != "cpu" or has_hooks(self.layers.modules())
         lengths = [length]
         if not (whole or maps) and isinstance(length, int):  # in an exported program, the length may be symbolic
             size = math.ceil(length / (math.ceil(length / PIECE_SIZE) * chunk_size)) * chunk_size  # whole chunks

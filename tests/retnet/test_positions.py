@@ -149,10 +149,10 @@ def test_padding_has_no_position():
 
 def test_masks_of_every_width():
     mask = torch.tensor([[0, 0, 1, 1, 0, 1]])
-    now = layout_of((1, 2), CPU, attention_mask=mask, past=having_read(4))
-    assert now.present.tolist() == [[False, True]]
-    whole = layout_of((1, 2), CPU, attention_mask=mask, past=having_read(1))  # columns still to come are ignored
-    assert whole.present.tolist() == [[False, True]]
+    with pytest.raises(ValueError, match="zeros for 2 tokens of a row that past_key_values has read as present"):
+        layout_of((1, 2), CPU, attention_mask=mask, past=having_read(4))
+    whole = layout_of((1, 2), CPU, attention_mask=mask, past=having_read(0))  # columns still to come are ignored
+    assert whole.present.tolist() == [[False, False]]
     alone = layout_of((1, 6), CPU, attention_mask=mask, past=having_read(9))
     assert alone.present.tolist() == mask.bool().tolist()
     assert layout_of((1, 2), CPU, attention_mask=torch.ones(1, 2)).present is None
@@ -181,10 +181,10 @@ def test_positions_of_padding_start_no_document():
 
 def test_documents_from_offsets_and_from_indices():
     offsets = layout_of((1, 6), CPU, cu_seq_lens_q=torch.tensor([0, 2, 6], dtype=torch.int32))
-    assert offsets.starts.nonzero()[:, 1].tolist() == [0, 2]
+    assert offsets.starts.nonzero()[:, 1].tolist() == [2]
     indices = layout_of((2, 4), CPU, seq_idx=torch.tensor([[0, 0, 1, 1], [0, 1, 2, 2]]))
     assert indices.starts.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 0]]
-    with pytest.raises(ValueError, match="packed into one row"):
+    with pytest.raises(ValueError, match="offsets of documents in one row"):
         layout_of((2, 3), CPU, cu_seq_lens_q=torch.tensor([0, 3]))
 
 

@@ -281,7 +281,7 @@ def test_a_layer_takes_neither_the_state_of_other_options_nor_that_of_other_weig
         with pytest.raises(ValueError, match="state is that of a layer with other options"):
             MultiScaleRetention(8, 2, use_rotary=False)(torch.randn(1, 3, 8), state)
         state.save(tmp_path / "state.safetensors")
-        with pytest.raises(ValueError, match="updated by another MultiScaleRetention, with other weights"):
+        with pytest.raises(ValueError, match="computed by a MultiScaleRetention with other weights"):
             second(torch.randn(1, 3, 8), state)
         loaded = RetNetState.load(tmp_path / "state.safetensors", second.config)
         with pytest.raises(ValueError, match="other weights"):
