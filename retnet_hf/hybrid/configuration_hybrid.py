@@ -187,7 +187,23 @@ class RetNetHybridConfig(RetNetConfig):
     def to_dict(self) -> dict[str, Any]:
         content = super().to_dict()
         content.pop("_all_layer_types", None)
-        return content
+        if "sliding_attention" not in self.layer_types:  # all layers with a window may have been cut
+            content |= {"attention_sinks": 0, "attention_sink_distance": None}
+        learned = [layer for layer in self.learned_rotary_layers or () if layer < self.num_hidden_layers]
+        return content | {"learned_rotary_layers": learned or None}
+
+    def arrange(self, order: list[int]) -> None:
+        """Changes the configuration as `RetNetConfig` does. Raises ValueError if a dense layer would follow experts."""
+        kinds, learned = [self._all_layer_types[layer] for layer in order], self.learned_rotary_layers or ()
+        dense = [not self.has_experts(layer) for layer in order]
+        if self.num_experts is not None and dense != sorted(dense, reverse=True):
+            raise ValueError(f"layers without experts must come first (first_k_dense_replace), got the layers {order}.")
+        self.first_k_dense_replace = sum(dense) if self.num_experts is not None else self.first_k_dense_replace
+        self.learned_rotary_layers = [place for place, layer in enumerate(order) if layer in learned] or None
+        if "sliding_attention" not in kinds:
+            self.attention_sinks, self.attention_sink_distance = 0, None
+        super().arrange(order)
+        self.layer_types = kinds
 
     def has_experts(self, layer: int) -> bool:
         """Returns whether the feed-forward network of a layer consists of experts."""
@@ -262,7 +278,7 @@ class RetNetHybridConfig(RetNetConfig):
         self._validate_experts(check)
 
     def _validate_windows(self, check: FieldChecks) -> None:
-        slides = "sliding_attention" in self.layer_types
+        slides = "sliding_attention" in self._all_layer_types
         check.require(
             self.sliding_window > 0 if slides and self.sliding_window is not None else not slides,
             "sliding_window",
@@ -323,7 +339,7 @@ class RetNetHybridConfig(RetNetConfig):
             f"{' or '.join(ROTARY_LAYERS)} with use_rotary=True, or None",
         )
         learned = self.learned_rotary_layers or []
-        retains = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
+        retains = [layer for layer, kind in enumerate(self._all_layer_types) if kind == "linear_attention"]
         check.require(
             set(learned) <= set(retains) and (not learned or self.num_key_value_heads == heads),
             "learned_rotary_layers",

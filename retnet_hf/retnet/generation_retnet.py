@@ -84,6 +84,7 @@ class RetNetGeneration(GenerationMixin):
                 "generate() needs the whole sequence on one rank. Call context_parallel(model, None) first. The state that "
                 "a prompt left on each rank stays valid."
             )
+        self.model.arrange_layers()
         implementation = generation_config.cache_implementation
         if implementation == "quantized":
             raise ValueError(

@@ -53,7 +53,7 @@ from ..ops.retention_forms import form_of_call, needs_autograd
 from ..state.retention_state import RetNetState, UpdatedOnce, computes_layers_again, first_in_use, past_of_call
 from ..state.state_file import FirstTokens
 from .configuration_retnet import RetNetConfig
-from .decay_and_rotation import PlansRetention
+from .decay_and_rotation import PlansRetention, RetNetDecay
 from .generation_retnet import CACHE, RetNetGeneration
 from .long_sequences import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
 from .retention_mixer import RetNetRetention, RetNetTokenMixer
@@ -87,6 +87,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         super().__init__()
+        self.config_idx = layer_idx  # the layer of the configuration that describes this one: see `arrange_layers`
         self.add_branches(config, layer_idx)
         self.retention_norm = RetNetRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp_norm = RetNetRMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -140,6 +141,11 @@ class RetNetPreTrainedModel(SharedLoading, SavedWithCard, PreTrainedModel):
             )
         super().__init__(config, *args, **kwargs)
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Saves as in transformers, with a configuration that describes the layers as they are now."""
+        self.base_model.arrange_layers()
+        super().save_pretrained(*args, **kwargs)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -173,6 +179,21 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         self.context: Any = None
         self.gradient_checkpointing = False
         self.post_init()
+
+    def arrange_layers(self) -> None:
+        """Makes the configuration describe layers that were cut, copied or moved since the model was made.
+
+        Layers keep their decays, feature maps, windows and rotations, and are numbered by their places from then on.
+        """
+        order = [getattr(layer, "config_idx", place) for place, layer in enumerate(self.layers)]
+        if order == list(range(self.config.num_hidden_layers)):
+            return
+        self.config.arrange(order)
+        for place, layer in enumerate(self.layers):
+            layer.config_idx = layer.mixer.layer_idx = place
+        share, device = self.decay.rank_share, self.decay.log_decay.device
+        self.decay = RetNetDecay(self.config).to(device)
+        self.decay.rank_share = share
 
     @capture_outputs
     def forward(
@@ -210,6 +231,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
             ValueError: for inputs that do not fit each other.
         """
         require_known_arguments(self, kwargs)
+        self.arrange_layers()
         past_key_values = past_key_values if cache is None else cache
         if isinstance(attention_mask, dict):  # models such as Llava pass one mask per layer type
             attention_mask = attention_mask.get("linear_attention")

@@ -499,7 +499,7 @@ def past_of_call(model: nn.Module, cache: Cache | None, use_cache: bool) -> Cach
         if computes_layers_again(model):  # as in transformers, to save memory
             return None
         cache = RetNetState(model.config)
-    elif getattr(cache, "config", None) is not model.config:
+    elif getattr(cache, "config", None) is not model.config or len(cache.layers) != model.config.num_hidden_layers:
         cache = install_retention_layers(cache, model.config)
     if isinstance(cache, RetNetState) and not torch.compiler.is_compiling():
         cache.require_weights(model)

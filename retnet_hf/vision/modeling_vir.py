@@ -148,9 +148,8 @@ class ViRRetentionLayerNorm(nn.LayerNorm):
 class ViRRetention(nn.Module):
     """Multi-head retention over the tokens."""
 
-    def __init__(self, config: ViRConfig, layer_idx: int) -> None:
+    def __init__(self, config: ViRConfig) -> None:
         super().__init__()
-        self.layer_idx = layer_idx
         self.head_dim = config.head_dim
         size = config.hidden_size
 
@@ -177,7 +176,7 @@ class ViRRetention(nn.Module):
             return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
         query, key, value = (heads(projection(hidden_states)) for projection in (self.q_proj, self.k_proj, self.v_proj))
-        output, maps = plan.retain(self.layer_idx, *plan.rotate(query, key), value, past)
+        output, maps = plan.retain(0, *plan.rotate(query, key), value, past)
         output = output.transpose(1, 2).flatten(2)  # (B, T, D)
         if self.norm is not None:
             output = self.norm(output)
@@ -187,12 +186,12 @@ class ViRRetention(nn.Module):
 class ViRBlock(GradientCheckpointingLayer):
     """Retention and feed-forward network, each a branch of the residual stream."""
 
-    def __init__(self, config: ViRConfig, layer_idx: int, drop_path_rate: float) -> None:
+    def __init__(self, config: ViRConfig, drop_path_rate: float) -> None:
         super().__init__()
         size = config.hidden_size
         layer_scale = config.layer_scale_init_value if config.use_layer_scale else None
         self.retention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.retention = ViRRetention(config, layer_idx)
+        self.retention = ViRRetention(config)
         self.retention_branch = ResidualBranch(size, layer_scale, drop_path_rate, config.hidden_dropout, "auto")
         self.mlp_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.mlp = FeedForward(size, config.intermediate_size, config.hidden_act, config.activation_dropout)
@@ -256,7 +255,7 @@ class ViRModel(ViRPreTrainedModel):
         self.decay = HeadDecay(config.decays())
         self.kernels = load_kernels("auto")
         [rates] = drop_path_rates(config.drop_path_rate, [config.num_hidden_layers])
-        self.layers = nn.ModuleList([ViRBlock(config, index, rate) for index, rate in enumerate(rates)])
+        self.layers = nn.ModuleList([ViRBlock(config, rate) for rate in rates])
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
@@ -418,7 +417,7 @@ class ViRModel(ViRPreTrainedModel):
         maps = asks_for_maps(config, kwargs.get("output_attentions"))
         form = form_of_call(retention_form or config.retention_form, maps)
         chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.head_dim)
-        log_decays = [self.decay(hidden_states.dtype, hidden_states.device)] * len(self.layers)
+        log_decays = [self.decay(hidden_states.dtype, hidden_states.device)]  # of all layers
         whole = config.bidirectional or self.training or torch.is_grad_enabled() or form in ("parallel", "recurrent")
         whole = whole or hidden_states.device.type != "cpu" or has_hooks(self.layers.modules())
         lengths = [length]

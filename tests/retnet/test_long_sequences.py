@@ -213,14 +213,23 @@ def test_a_model_makes_nothing_longer_than_a_piece_but_embeddings_and_output(mon
     assert largest[1024] == largest[128]
 
 
-def test_a_hook_inside_a_layer_sees_the_sequence_whole(short_pieces, lengths):
-    model = small_model().eval()
-    shapes = []
-    model.model.layers[1].mlp.down_proj.register_forward_hook(lambda _, inputs, output: shapes.append(output.shape))
-    with torch.no_grad():
-        model(random_ids(2, 61))
-    assert shapes == [(2, 61, 32)]
-    assert lengths == [61]
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.norm",
+        "model.layers.1.mlp.down_proj",
+        "model.layers.0.mlp.act_fn",
+        "model.layers.1.retention.gate_fn",
+        "lm_head",
+    ],
+)
+def test_a_hook_anywhere_in_the_model_sees_the_sequence_whole(short_pieces, name, training):
+    model, ids, shapes = small_model().train(training), random_ids(2, 61), []
+    model.get_submodule(name).register_forward_hook(lambda _, inputs, output: shapes.append(output.shape[:2]))
+    with torch.set_grad_enabled(training):
+        model(ids, labels=ids)
+    assert shapes == [(2, 61)]
 
 
 def test_recorded_hidden_states_do_not_end_reading_in_pieces(short_pieces, lengths):

@@ -33,6 +33,7 @@ from retnet_hf.ops.layout import layout_of
 from retnet_hf.ops.plan import Scaling, plan_of_rows
 from retnet_hf.vision import modeling_vir
 from retnet_hf.vision.modeling_vir import ViREmbeddings, ViRRetention
+from retnet_hf.vision.vision_blocks import FeedForward
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")
@@ -79,7 +80,7 @@ def test_forms_agree_on_any_grid_and_chunk(rows, columns, chunk_size, recipe):
 def test_retention_is_its_definition(recipe):
     """Each token, from those it sees, one by one."""
     config = small_vir_config(recipe)
-    retention = shake_vision(ViRRetention(config, 0)).double()
+    retention = shake_vision(ViRRetention(config)).double()
     hidden_states = torch.randn(2, 7, 16, dtype=torch.float64)
     log_decay = torch.tensor(config.decays(), dtype=torch.float64).log()
     scaling, options = Scaling(8**-0.5), {"with_final": False, "bidirectional": config.bidirectional}
@@ -241,12 +242,13 @@ def test_blocks_read_pieces_in_evaluation(monkeypatch):
     """In even parts of whole chunks; at once in training, for a gradient, for maps, in other forms, in both directions."""
     monkeypatch.setattr(modeling_vir, "PIECE_SIZE", 6)
     model, read = small_vir(chunk_size=2), []
-    model.vir.layers[1].mlp.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0].shape[1]))
+    forward = FeedForward.forward
+    monkeypatch.setattr(FeedForward, "forward", lambda self, tokens: read.append(tokens.shape[1]) or forward(self, tokens))
 
     def lengths(**kwargs) -> list[int]:
         read.clear()
         model(images(), **kwargs)
-        return read.copy()
+        return read[: len(read) // len(model.vir.layers)]
 
     assert lengths() == [13]
     with torch.no_grad():
@@ -256,9 +258,9 @@ def test_blocks_read_pieces_in_evaluation(monkeypatch):
         assert lengths() == [5, 5, 3]
         model.train()
         assert lengths() == [13]
-    model = small_vir("bidirectional", chunk_size=2)
-    model.vir.layers[1].mlp.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0].shape[1]))
-    with torch.no_grad():
+        model.eval().vir.layers[1].mlp_norm.register_forward_hook(lambda *call: None)  # which sees the image whole
+        assert lengths() == [13]
+        model = small_vir("bidirectional", chunk_size=2)
         assert lengths() == [13]
 
 

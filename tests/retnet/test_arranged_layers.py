@@ -1,0 +1,46 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Layers that are cut, copied or moved keep their decays, feature maps, windows and rotations, also when they are saved."""
+
+import copy
+
+import pytest
+import torch
+from small_models import close, greedy, random_ids, shake, small_config
+from torch import nn
+
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridForCausalLM, RetNetState
+
+
+ORDERS = {"cut": [0, 1], "cut in front": [1, 2, 3], "moved": [2, 1, 0, 3], "copied": [0, 1, 1, 2, 3, 2]}
+PLAIN = RetNetConfig.from_preset("tiny", vocab_size=100, eos_token_id=None)  # decays and feature maps differ by layer
+MODELS = {
+    "plain": (RetNetForCausalLM, PLAIN),
+    **{name: (RetNetHybridForCausalLM, small_config(name)) for name in ("sinks", "hypenet", "minimax")},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("change", ORDERS)
+@torch.no_grad()
+def test_layers_keep_what_they_compute_and_what_is_saved_computes_the_same(name, change, tmp_path):
+    model_class, config = MODELS[name]
+    model, order, ids = shake(model_class(copy.deepcopy(config))).eval(), ORDERS[change], random_ids(2, 20)
+    order = [layer for layer in order if layer < config.num_hidden_layers]
+    network, layers = model.model, model.model.layers
+    hidden = network.embed_tokens(ids) * config.embedding_multiplier
+    hidden = hidden if network.embed_norm is None else network.embed_norm(hidden)
+    plans = network.plan(hidden)
+    for layer in order:
+        hidden = layers[layer](hidden, plan=plans[layer])
+    expected = model.lm_head(network.norm(hidden)) / (getattr(config, "logits_scaling", None) or 1)
+
+    network.layers = nn.ModuleList(copy.deepcopy(layers[layer]) for layer in order)
+    close(model(ids, use_cache=False).logits, expected)
+    model.save_pretrained(tmp_path)
+    again = model_class.from_pretrained(tmp_path)
+    close(again(ids).logits, expected)
+    assert again.config.num_hidden_layers == len(order)
+    assert greedy(model, ids, 6).equal(greedy(again, ids, 6, use_cache=False))
+    model(ids, use_cache=True).cache.save(tmp_path / "state")
+    assert RetNetState.load(tmp_path / "state", again).get_seq_length() == 20
