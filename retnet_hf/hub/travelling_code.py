@@ -17,10 +17,10 @@ import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import nn
-from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import logging
 
 from ..version import __version__
@@ -201,13 +201,10 @@ def derived_files(cls: type) -> dict[str, str]:
     file = getattr(sys.modules[cls.__module__], "__file__", None)
     if file is None:
         raise ValueError(f"The code of {cls.__name__} cannot be saved: its module {cls.__module__} is not a file.")
-    sources = {path.stem: source_of(path) for path in map(Path, [file, *get_relative_import_files(file)])}
-    bases: set[type] = set()
-    for source in sources.values():
-        for node in imports_from_here(source):
-            module = importlib.import_module(node.module)
-            found = [getattr(module, alias.name, None) for alias in node.names]
-            bases |= {each for each in found if isinstance(each, type) and hasattr(each, "_auto_class")}
+    sources = sources_of(Path(file))
+    uses = [use for source in sources.values() for _, uses in imports_from_here(source) for use in uses]
+    used = (getattr(module, name, None) for _, module, names in uses for name in names)
+    bases = {each for each in used if isinstance(each, type) and hasattr(each, "_auto_class")}
     files: dict[str, str] = {}
     for text in sorted(map(files_of, bases), key=lambda files: sum(map(len, files.values())), reverse=True):
         if not all(top_level(source) <= set().union(*map(top_level, files.values())) for source in text.values()):
@@ -225,10 +222,32 @@ def derived_files(cls: type) -> dict[str, str]:
     return files | {name: with_files(name, source, files) for name, source in sources.items()}
 
 
-def source_of(path: Path) -> str:
-    """Returns the text of a Python file, decoded by its declared encoding."""
-    with tokenize.open(path) as file:
-        return file.read()
+def sources_of(path: Path) -> dict[str, str]:
+    """Returns the text of a Python file, and of the files of its folder that it imports, by name without ".py".
+
+    Raises:
+        ValueError: if it imports from another folder, since transformers copies only files of one folder.
+    """
+    sources: dict[str, str] = {}
+    names = [path.stem]
+    for name in names:
+        if name not in sources:
+            with tokenize.open(path.with_name(f"{name}.py")) as file:  # decodes by the declared encoding
+                sources[name] = file.read()
+            for node, modules in relative_imports(sources[name]):
+                if node.level > 1 or not all(path.with_name(f"{each}.py").is_file() for each in modules):
+                    raise ValueError(
+                        f"The code of {path.name} cannot be saved: line {node.lineno} of {name}.py, {ast.unparse(node)!r}, "
+                        "must import from a file of the same folder."
+                    )
+                names += modules
+    return sources
+
+
+def relative_imports(source: str) -> list[tuple[ast.ImportFrom, list[str]]]:
+    """Returns the relative imports in a source, with the modules that they need."""
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.level]
+    return [(node, [node.module] if node.module else [alias.name for alias in node.names]) for node in found]
 
 
 def top_level(source: str) -> frozenset[str]:
@@ -236,35 +255,59 @@ def top_level(source: str) -> frozenset[str]:
     return frozenset(node.name for node in ast.parse(source).body if hasattr(node, "name"))
 
 
-def imports_from_here(source: str) -> list[ast.ImportFrom]:
-    """Returns the statements that import names from this package, last one first."""
-    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and not node.level]
-    found = [node for node in found if node.module.split(".")[0] == PACKAGE]
-    return sorted(found, key=lambda node: (node.lineno, node.col_offset), reverse=True)
+def imports_from_here(source: str) -> list[tuple[ast.stmt, list[tuple[ast.alias, ModuleType | None, set[str]]]]]:
+    """Returns the statements that import from this package, last one first, with (alias, module, used names) for each name.
+
+    If the name is that of a module, as in `import retnet_hf as r`, what is used are attributes of this module.
+    """
+    tree, found = ast.parse(source), []
+    attributes = [ast.unparse(node).split(".") for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    for node in ast.walk(tree):
+        uses = []
+        for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) and not getattr(node, "level", 0) else ():
+            place, module, used = getattr(node, "module", alias.name), None, set()
+            if place.split(".")[0] == PACKAGE:
+                module, used = importlib.import_module(place), {alias.name}
+                thing = getattr(module, alias.name, None) if isinstance(node, ast.ImportFrom) else module
+                if isinstance(thing, ModuleType):
+                    bound = alias.asname or alias.name
+                    module, used = thing, {parts[1] for parts in attributes if parts[0] == bound}
+            uses.append((alias, module, used))
+        if any(module for _, module, _ in uses):
+            found.append((node, uses))
+    return sorted(found, key=lambda each: (each[0].lineno, each[0].col_offset), reverse=True)
 
 
 def with_files(name: str, source: str, files: dict[str, str]) -> str:
-    """Returns a source that imports from the files instead of this package. Names that they lack stay, with a warning."""
-    lines, defined = source.split("\n"), {file: top_level(text) for file, text in files.items()}
-    for node in imports_from_here(source):
-        imports = set()
-        for alias in node.names:
-            home = next((f".{file}" for file, names in defined.items() if alias.name in names), node.module)
-            imports.add((home, ast.unparse(alias)))
+    """Returns a source that imports from the files instead of this package. What they lack stays, with a warning."""
+    lines, known = source.split("\n"), {}
+    for file, text in files.items():
+        imported = (node.names for node in ast.parse(text).body if isinstance(node, ast.ImportFrom))
+        known[file] = top_level(text).union(alias.name for names in imported for alias in names)
+    for node, uses in imports_from_here(source):
+        imports: set[tuple[str | None, str]] = set()
+        for alias, module, used in uses:
+            place, line = getattr(node, "module", None), ast.unparse(alias)
+            file = next((file for file in files if used and used <= known[file]), None)
+            if file is not None and module.__name__ != place:  # the name of a module
+                place, line = ".", f"{file} as {alias.asname or alias.name}"
+            elif file is not None:
+                place = f".{file}"
+            imports.add((place, line))
         first, last = lines[node.lineno - 1].encode(), lines[node.end_lineno - 1].encode()
         before, after = first[: node.col_offset].decode(), last[node.end_col_offset :].decode()
-        alone = not (before.strip() or after.strip())  # otherwise the line has other statements or a comment
-        new = import_lines(imports) if alone else ["; ".join(import_lines(imports, width=10**6))]
-        lines[node.lineno - 1 : node.end_lineno] = [before + line + after for line in new]
-    text = "\n".join(lines)
-    tree = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    for node in tree:
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-        if not getattr(node, "level", 0) and any(module.split(".")[0] == PACKAGE for module in modules):
-            logger.warning(
-                f"{name}.py is saved with {ast.unparse(node)!r}. Loading the model will need {PACKAGE} installed."
-            )
-    return text
+        alone = not before.strip() and not after.lstrip().startswith(";") and not lines[node.lineno - 2].endswith("\\")
+        *others, line = import_lines(imports) if alone else ["; ".join(import_lines(imports, width=10**6))]
+        lines[node.lineno - 1 : node.end_lineno] = [*(before + other for other in others), before + line + after]
+    for node, _ in imports_from_here("\n".join(lines)):
+        logger.warning(f"{name}.py is saved with {ast.unparse(node)!r}. Loading the model will need {PACKAGE} installed.")
+    unseen: set[str] = set()
+    for node, modules in relative_imports("\n".join(lines)):
+        if not lines[node.lineno - 1].strip().startswith(f"from .{node.module} import"):
+            unseen.update(modules)
+    if unseen:  # transformers copies a file only if a line begins with its import
+        lines += ["if False:", *(f"    from .{module} import *" for module in sorted(unseen)), ""]
+    return "\n".join(lines)
 
 
 @contextmanager

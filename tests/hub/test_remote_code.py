@@ -307,6 +307,7 @@ def derived(folder, monkeypatch, source: str, name: str = "own"):
     package = f"package_{folder.name}".replace("-", "_")
     (folder / package).mkdir()
     (folder / package / "__init__.py").touch()
+    (folder / package / "parts.py").write_text("from retnet_hf import RetNetConfig, RetNetForCausalLM  # ours\n")
     (folder / package / f"{name}.py").write_bytes(source.encode() if isinstance(source, str) else source)
     monkeypatch.syspath_prepend(folder)
     own = importlib.import_module(f"{package}.{name}").Own
@@ -314,15 +315,40 @@ def derived(folder, monkeypatch, source: str, name: str = "own"):
     return own(small_model().config)
 
 
-def test_other_statements_of_a_line_and_odd_characters_stay(tmp_path, monkeypatch):
-    source = (
-        "\ufefffrom retnet_hf import RetNetForCausalLM; FACTOR = 3  # ours\n"
-        "TEXT = 'a\u2028b\x0c'\nclass Own(RetNetForCausalLM):\n    factor = FACTOR\n"
-    )
-    derived(tmp_path, monkeypatch, source).save_pretrained(tmp_path / "saved")
-    saved = (tmp_path / "saved" / "own.py").read_text(encoding="utf-8")
-    assert saved.split("\n")[0] == "from .modeling_retnet import RetNetForCausalLM; FACTOR = 3  # ours"
-    assert "TEXT = 'a\u2028b\x0c'" in saved
+FORMS = {
+    "a comment": "from retnet_hf import RetNetConfig, RetNetForCausalLM  # noqa: F401",
+    "a second statement": "\ufefffrom retnet_hf import RetNetConfig, RetNetForCausalLM; TEXT = 'a\u2028b\x0c'  # ours",
+    "statements around": "import math; from retnet_hf import RetNetConfig, RetNetForCausalLM; FACTOR = 3",
+    "a continued line": "from retnet_hf import RetNetConfig, \\\n    RetNetForCausalLM  # ours",
+    "a continued line before": "import math; \\\nfrom retnet_hf import RetNetConfig, RetNetForCausalLM",
+    "parentheses": "from retnet_hf import (\n    RetNetConfig,  # a\n    RetNetForCausalLM,\n)  # ours",
+    "a block": "from typing import TYPE_CHECKING\ntry:\n    from retnet_hf import RetNetConfig, RetNetForCausalLM  # ours\n"
+    "except ImportError: raise\nif TYPE_CHECKING: from retnet_hf import RetNetConfig, RetNetModel",
+    "a block on a line": "if True: from retnet_hf import RetNetConfig, RetNetForCausalLM",
+    "other names": "import math, retnet_hf as r\nfrom retnet_hf.retnet import modeling_retnet as m\n"
+    "from retnet_hf import RetNetConfig as C\nassert issubclass(C, r.RetNetConfig)\nRetNetForCausalLM = m.RetNetForCausalLM",
+    "the package": "import retnet_hf  # ours\nRetNetForCausalLM = retnet_hf.RetNetForCausalLM",
+    "a function": "from retnet_hf import RetNetForCausalLM\ndef make():\n"
+    "    from retnet_hf import RetNetConfig, RetNetModel  # ours\n    return RetNetConfig, RetNetModel\nmake()",
+    "other files": "import math; from . import parts; from .parts import RetNetForCausalLM",
+}
+
+
+def test_imports_of_every_form_travel(tmp_path, registered, monkeypatch, tmp_path_factory, caplog):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    for number, header in enumerate(FORMS.values()):
+        (package := tmp_path / f"of_{number}").mkdir()
+        model = derived(package, monkeypatch, f"{header}\n{CLASS}")
+        model.save_pretrained(tmp_path / f"saved_{number}")
+        saved = (tmp_path / f"saved_{number}" / "own.py").read_text(encoding="utf-8")
+        assert saved.count("# ours") == header.count("# ours")
+    assert "Loading the model will need" not in caplog.text
+    torch.save(random_ids(1, 9), tmp_path / "ids.pt")
+    load = f"""
+for number in range({len(FORMS)}):
+    answers[str(number)] = load(AutoModelForCausalLM, f"saved_{{number}}")(ids).logits.detach()
+"""
+    assert len(run(load, tmp_path, tmp_path_factory.mktemp("out"))) == len(FORMS)
 
 
 CLASS = "class Own(RetNetForCausalLM):\n    pass\n"
@@ -337,6 +363,11 @@ CLASS = "class Own(RetNetForCausalLM):\n    pass\n"
             "modeling_retnet.py is also a file of retnet_hf",
         ),
         ("from retnet_hf import RetNetForCausalLM, ViRModel\n" + CLASS, "own", "retnet_gpu.py would belong to two families"),
+        (
+            "from retnet_hf import RetNetForCausalLM\nfrom . import __doc__\n" + CLASS,
+            "own",
+            "line 2 of own.py, .* same folder",
+        ),
     ],
 )
 def test_code_that_would_not_load_is_not_saved(source, name, sentence, tmp_path, monkeypatch):
