@@ -26,7 +26,7 @@ from transformers.configuration_utils import PreTrainedConfig
 STATE_DTYPES = (torch.float32, torch.float64)
 KEY_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 FORMATS = {"RetNetState": "retnet_hf.RetNetState/3", "StreamState": "retnet_hf.StreamState/1"}
-MARKED_VALUES = 4096  # number of evenly spaced values per weight
+MARKED_VALUES, MARKED_ROWS = 4096, 64  # number of evenly spaced values per weight, and of rows of embeddings
 NUM_FIRST_TOKENS, MOST_TEXTS = 4, 8
 OF_NO_WEIGHTS = json.dumps({"dtypes": [], "sums": []})  # a mark that fits no model
 
@@ -42,11 +42,13 @@ def weights_mark(model: nn.Module) -> str | None:
     """Returns a short text that distinguishes the weights of two models, for example two fine-tunes of one base model.
 
     It holds the norm and the alternating sum of some thousand values of each weight that computes: weights of active
-    adapters and their scales, but not weights of other adapters. None if the values of a weight cannot be read, because it
-    is quantised, offloaded or split over ranks.
+    adapters and their scales, but not weights of other adapters, nor rows by which embeddings may be resized. None if the
+    values of a weight cannot be read, because it is quantised, offloaded or split over ranks.
     """
-    model, dtypes, sums, unused = network_of(model), set(), [], set()
+    model, dtypes, sums, unused, embeddings = network_of(model), set(), [], set(), set()
     for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            embeddings.add(module.weight)
         if not hasattr(module, "adapter_layer_names"):  # no layer of PEFT
             continue
         off = module.disable_adapters or getattr(module, "merged", False)
@@ -64,6 +66,7 @@ def weights_mark(model: nn.Module) -> str | None:
             continue
         if type(weight) is not nn.Parameter or weight.is_meta or not weight.is_floating_point() or weight.numel() == 0:
             return None
+        weight = weight[:MARKED_ROWS] if weight in embeddings else weight
         values = weight.reshape(-1)[:: max(1, weight.numel() // MARKED_VALUES)].to("cpu", torch.float64)
         dtypes.add(str(weight.dtype))
         sums.append((float(values[::2].sum() - values[1::2].sum()), float(values.norm())))

@@ -17,7 +17,7 @@ WITHOUT_EFFECT = (
     *("hidden_dropout", "activation_dropout", "initialization", "initializer_range"),  # only used in training
     *("output_router_logits", "router_aux_loss_coef"),
     *("retention_form", "chunk_size", "kernels"),  # same function, computed in another order
-    *("use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
+    *("vocab_size", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
 )
 _OF_TRANSFORMERS = frozenset(field.name for field in fields(PreTrainedConfig))
 _SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": "gelu_pytorch_tanh"}

@@ -6,18 +6,23 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_models import random_ids, small_config, small_model
+from torch import Tensor, nn
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
 from retnet_hf.retnet.generation_retnet import CACHE
+from retnet_hf.state import retention_state
 from retnet_hf.state.state_file import is_of_same_weights, weights_mark, write_state_file
 
 
@@ -339,19 +344,75 @@ def test_a_state_of_other_weights_is_refused_unless_the_user_knows(tmp_path):
         RetNetState.load(path, other)
 
 
-def test_the_mark_of_weights_is_that_of_their_values_in_any_dtype():
-    model = small_model("grouped")
-    mark = weights_mark(model)
-    halves = [weights_mark(small_model("grouped").to(dtype)) for dtype in (torch.bfloat16, torch.float16)]
-    assert all(is_of_same_weights(mark, half) and is_of_same_weights(half, mark) for half in halves)
-    assert is_of_same_weights(*halves)
-    with torch.no_grad():
-        model.model.layers[1].mlp.down_proj.weight[3] *= 1.01
-    assert not is_of_same_weights(mark, weights_mark(model))
-    with torch.no_grad():
-        model.model.layers[1].mlp.down_proj.weight *= 1.5
-    assert not any(is_of_same_weights(half, weights_mark(model)) for half in halves)
-    assert not is_of_same_weights(mark, weights_mark(small_model("grouped", seed=1)))
+def adapted(seed: int = 0) -> nn.Module:
+    """A model with two adapters that change it, of which the first is active."""
+    options = {"r": 2, "target_modules": "all-linear", "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+    torch.manual_seed(seed)
+    model = get_peft_model(small_model("grouped"), LoraConfig(**options))
+    model.add_adapter("second", LoraConfig(**options))
+    return model.eval()
+
+
+def shifted(weights: Iterable[Tensor]) -> None:
+    for weight in weights:
+        weight.add_(0.1 * torch.randn_like(weight))
+
+
+CHANGES = {  # of what a model computes
+    "in place": lambda model: shifted(model.parameters()),
+    "through .data": lambda model: shifted(weight.data for weight in model.parameters()),
+    "one layer's keys": lambda model: shifted([model.base_model.model.model.layers[1].retention.k_proj.weight.data]),
+    "assigned": lambda model: model.load_state_dict(adapted(1).state_dict(), assign=True),
+    "another adapter": lambda model: model.set_adapter("second"),
+    "no adapter": lambda model: model.base_model.disable_adapter_layers(),
+    "another scale": lambda model: [each.scale_layer(3.0) for each in model.modules() if hasattr(each, "scale_layer")],
+    "merged without being active": lambda model: model.merge_adapter(["second"]),
+}
+NO_CHANGES = {
+    "nothing": lambda model: None,
+    "more tokens": lambda model: model.get_base_model().resize_token_embeddings(120),
+    "another inactive adapter": lambda model: model.delete_adapter("second"),
+    "bfloat16": lambda model: model.to(torch.bfloat16),
+    "in training": lambda model: model.train(),
+}
+
+
+@pytest.mark.parametrize("saved", ["before", "after"])
+@pytest.mark.parametrize("change", [*CHANGES, *NO_CHANGES])
+@torch.no_grad()
+def test_a_model_takes_a_state_that_it_would_compute_itself(change, saved, tmp_path):
+    model, path = adapted(), tmp_path / "state.safetensors"
+    state = RetNetState(model.config)
+    model(input_ids=random_ids(2, 12), attention_mask=torch.tensor([[0] * 5 + [1] * 7, [1] * 12]), past_key_values=state)
+    if saved == "before":
+        state.save(path)
+    (CHANGES | NO_CHANGES)[change](model)
+    if saved == "after":
+        state = pickle.loads(pickle.dumps(state)) if change == "nothing" else state
+        state.save(path)
+    if change in NO_CHANGES:
+        assert RetNetState.load(path, model).get_seq_length() == 12
+        return
+    with pytest.raises(ValueError, match="with other weights, or with other active adapters"):
+        RetNetState.load(path, model)
+
+
+@torch.no_grad()
+def test_a_call_reads_no_weights_to_mark_its_state(monkeypatch, tmp_path):
+    model, other = small_model("grouped"), small_model("grouped", seed=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(retention_state, "weights_mark", None)
+        states = [read(each, random_ids(2, 6)).past_key_values for each in (model, other)]
+        read(model, random_ids(2, 1), states[0])
+    joint = RetNetState.concatenate(states)  # of different weights
+    for state, taken in ((joint, ()), (RetNetState.concatenate([states[0], states[0]]), (model,))):
+        state.save(tmp_path / "state")
+        for each in (model, other):
+            if each in taken:
+                assert RetNetState.load(tmp_path / "state", each).batch_size == 4
+            else:
+                with pytest.raises(ValueError, match="with other weights"):
+                    RetNetState.load(tmp_path / "state", each)
     assert weights_mark(small_model("grouped").to("meta")) is None
 
 
@@ -581,6 +642,19 @@ def test_a_state_that_no_model_has_is_refused(saved_state, tmp_path, name, chang
     rewritten(content, path, state.config, lambda tensors: tensors.update({name: change(tensors[name])}))
     with pytest.raises(ValueError, match=reason):
         RetNetState.load(path, state.config)
+
+
+def test_threads_save_to_one_path_and_a_loaded_state_does_not_depend_on_its_file(tmp_path):
+    states, path = [read(small_model(), random_ids(2, 9, seed)).past_key_values for seed in range(4)], tmp_path / "state"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: states[number % 4].save(path), range(80)))
+    loaded = RetNetState.load(path, states[0].config)
+    assert any(same_state(loaded, state) for state in states)
+    before = loaded.clone()
+    path.write_bytes(bytes(path.stat().st_size))  # in place, as cp does
+    path.write_bytes(b"")
+    assert same_state(loaded, before)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_state_of_no_sequence_is_refused(tmp_path):

@@ -165,6 +165,7 @@ def test_files_that_are_no_state_of_the_model_are_refused(model, tmp_path):
         (lambda tensors: tensors.update(more=torch.zeros(1)), "holds more, which is no part of a state"),
         (lambda tensors: tensors.update({"conv.tail": torch.zeros(2, 3, 8)}), r"holds conv.tail as \(2, 3, 8\)"),
         (lambda tensors: tensors["retention.recurrent_states"].fill_(torch.nan), "values that are not finite"),
+        (lambda tensors: tensors["retention.next_position"].sub_(9), "retention.next_position with negative values"),
         (lambda tensors: tensors["conv.tail"].add_(1), "is damaged"),
     ],
 )

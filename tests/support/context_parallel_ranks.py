@@ -18,26 +18,26 @@ gc.disable()
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 
-LENGTH, WORLD = 64, dist.group.WORLD
+LENGTH, WORLD = 96, dist.group.WORLD
 rank, ranks = dist.get_rank(), dist.get_world_size()
 exact = {"rtol": 0, "atol": 1e-11}
 
 mask = torch.ones(2, LENGTH, dtype=torch.long)
-mask[0, :23] = 0  # all of the first rank's, of four
+mask[0, :25] = 0  # all of the first rank's, of four
 mask[1, 30:37] = 0
-documents = torch.tensor([0] * 10 + [1] * 22 + [2] * 7 + [3] * 25).expand(2, -1).contiguous()
-position = torch.cat([torch.arange(length) for length in (10, 22, 7, 25)]).expand(2, -1).contiguous()
+documents = torch.tensor([0] * 10 + [1] * 22 + [2] * 7 + [3] * (LENGTH - 39)).expand(2, -1).contiguous()
+position = torch.cat([torch.arange(length) for length in (10, 22, 7, LENGTH - 39)]).expand(2, -1).contiguous()
 INPUTS = {
     "plain": {},
     "masked": {"attention_mask": mask},
     "positions of documents": {"position_ids": position},
     "numbers of documents": {"seq_idx": documents, "position_ids": position},
     "numbers of documents alone": {"seq_idx": documents},
-    "numbers of documents alone, masked": {"seq_idx": documents, "attention_mask": mask},
+    "numbers of documents alone, masked": {"seq_idx": documents.masked_fill(mask == 0, 9), "attention_mask": mask},
     "a document of several segments": {"seq_idx": (torch.arange(LENGTH) >= 9).long().expand(2, -1)},
     "a document at a segment's start": {"seq_idx": (torch.arange(LENGTH) >= LENGTH // ranks).long().expand(2, -1)},
 }
-SHORT = {"decay_schedule": [0.001, 0.004, 0.002, 0.005]}  # nothing is seen through eight tokens, which a segment has
+SHORT = {"decay_schedule": [0.001, 0.004, 0.002, 0.005]}  # nothing is seen through a segment, of twelve tokens or more
 MODELS = {
     "plain": ("fla", {}),
     "short decays": ("fla", SHORT | {"num_attention_heads": 4}),
