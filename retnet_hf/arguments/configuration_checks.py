@@ -30,10 +30,12 @@ class KnownFieldsMixin(SavedWithCode):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
-        """Builds a configuration as in transformers. Drops `auto_map`, except in code saved with a model."""
+        """Builds a configuration as in transformers, and checks it. Drops `auto_map`, except in code saved with a model."""
         if not TRAVELS:
             config_dict = {name: value for name, value in config_dict.items() if name != "auto_map"}
-        return super().from_dict(config_dict | {"_of_file": True}, **kwargs)
+        made = super().from_dict(config_dict | {"_of_file": True}, **kwargs)
+        (made[0] if isinstance(made, tuple) else made).validate()  # transformers sets `kwargs` after its own check
+        return made
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.auto_map = {}  # TRL reads this attribute of every configuration

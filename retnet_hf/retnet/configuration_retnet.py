@@ -256,7 +256,8 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
             )
         if config_dict.get("attn") and not cls.is_hybrid:  # the softmax layers of a hybrid of fla
             return CONFIG_MAPPING["retnet_hybrid"].from_dict(config_dict, **kwargs)
-        return super().from_dict(config_dict, **kwargs)
+        positions = {name: kwargs.pop(name) for name in ("max_position_embeddings",) if name in kwargs}
+        return super().from_dict(config_dict | positions, **kwargs)  # transformers sets only attributes that exist
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._read(kwargs)
@@ -375,6 +376,14 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
             stated[layer] if isinstance(stated[0], list) else stated for stated in (self.decay_schedule, self.decay_range)
         )
         return scheduled_decays(schedule, self.num_attention_heads, span)
+
+    def arrange(self, order: list[int]) -> None:
+        """Changes this configuration to that of a model whose layers are the layers `order` of the model until now."""
+        for name in ("decay_schedule", "decay_range", "feature_map"):
+            stated = getattr(self, name)
+            if isinstance(stated, list) and (name == "feature_map" or isinstance(stated[0], list)):
+                setattr(self, name, [stated[layer] for layer in order])
+        self.num_hidden_layers = len(order)
 
     def shares_states(self, layer: int) -> bool:
         """Returns whether all query heads of a key/value head have equal decays and so share a matrix of the state."""

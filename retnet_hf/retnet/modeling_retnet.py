@@ -139,6 +139,7 @@ class RetNetPreTrainedModel(SharedLoading, SavedWithCard, PreTrainedModel):
             raise ValueError(
                 f"config must be a {self.config_class.__name__} for {type(self).__name__}, got a {type(config).__name__}."
             )
+        config.validate()  # fields may have been set since it was made
         super().__init__(config, *args, **kwargs)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:

@@ -123,16 +123,19 @@ class TokenStreams(IterableDataset):
     yielded in the order that the data loaders of a `Trainer` need, also with several workers. Use it with `CarryState`.
 
     Args:
-        tokens: (all tokens,) int64.
+        tokens: (all tokens,), a tensor or array of integers, such as a memory map of uint16. Segments become int64.
         batch_size: batch size of a data loader, `per_device_train_batch_size`.
         segment_length: tokens in an example.
         processes: number of processes. Each process trains on `batch_size` streams.
 
     Raises:
-        ValueError: if the text is too short for one batch.
+        ValueError: if tokens are no integers or of several texts, or if the text is too short for one batch.
     """
 
     def __init__(self, tokens: Tensor, batch_size: int, segment_length: int, processes: int = 1) -> None:
+        tokens = torch.as_tensor(tokens)
+        if tokens.dim() != 1 or tokens.dtype.is_floating_point or tokens.dtype.is_complex or tokens.dtype == torch.bool:
+            raise ValueError(f"tokens must be integers of shape (all tokens,), got {tokens.dtype}, {tuple(tokens.shape)}.")
         streams = batch_size * processes
         length = len(tokens) // streams // segment_length
         if length < 1:
@@ -153,7 +156,7 @@ class TokenStreams(IterableDataset):
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         batches = itertools.product(range(length), range(0, streams, self.batch_size))
         for segment, row in itertools.islice(batches, first, None, step):
-            for tokens in self.streams[row : row + self.batch_size, segment]:
+            for tokens in self.streams[row : row + self.batch_size, segment].long():
                 yield {"input_ids": tokens, "labels": tokens}
 
 
@@ -167,7 +170,8 @@ class CarryState(TrainerCallback):
 
     Raises:
         ValueError: when training begins, if the dataset is no `TokenStreams` or was made for another batch size or number
-            of processes, or if the checkpoint to resume has no state of these rows.
+            of processes, or if the checkpoint to resume has no state of these rows. In a step, if the tokens are not those
+            that continue what the state has read, for example because `auto_find_batch_size` reduced the batch size.
     """
 
     FILE = "carried_state.safetensors"  # for one process; several processes write carried_state.1-of-2.safetensors etc.
@@ -187,21 +191,14 @@ class CarryState(TrainerCallback):
                 f"TokenStreams was made for batch_size {dataset.batch_size} and {streams // dataset.batch_size} processes, "
                 f"but the Trainer runs with {batch_size} and {args.world_size}. Create it with the Trainer's numbers."
             )
-        if args.world_size > 1 and args.dataloader_num_workers > 1 and args.accelerator_config.dispatch_batches is False:
-            raise ValueError(
-                "dispatch_batches must not be False if several processes have several data loader workers each: rows "
-                "would not continue the rows of the previous batch."
-            )
-        if args.world_size > 1 and args.accelerator_config.split_batches:
-            raise ValueError("split_batches must be False: rows would not continue the rows of the previous batch.")
         self._remove_hooks()
-        self.state = None
+        first = args.process_index * batch_size
+        self.state, self._own = None, dataset.streams[first : first + batch_size]
         if _is_within_epoch(state):
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             whole = self._load(folder, model)
             if whole.layers[0].batch_size != streams:
                 raise ValueError(f"{folder} has the state of {whole.layers[0].batch_size} rows, but this run has {streams}.")
-            first = args.process_index * batch_size
             self.state = whole.select(list(range(first, first + batch_size)))
 
     def _load(self, folder: Path, model: nn.Module) -> RetNetState:
@@ -261,6 +258,14 @@ class CarryState(TrainerCallback):
 
     def _give(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         self.state = RetNetState(model.config) if self.state is None else self.state
+        ids = kwargs["input_ids"]
+        number = int(self.state.get_seq_length()) // ids.shape[1]
+        if not any(ids.cpu().equal(segment.long()) for segment in self._own[:, number : number + 1].unbind(1)):
+            raise ValueError(
+                f"input_ids must be segment {number} of the {len(self._own)} rows of TokenStreams, which continues what "
+                f"the state has read, got others of shape {tuple(ids.shape)}. Batches must be whole and in the order of the "
+                "dataset, as with the defaults of accelerator_config."
+            )
         return args, kwargs | {"past_key_values": self.state, "use_cache": True}
 
     def _take(self, model: nn.Module, args: tuple, outputs) -> None:

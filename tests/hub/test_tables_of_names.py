@@ -22,7 +22,7 @@ from peft import LoraConfig, get_peft_model
 from small_models import random_ids, small_config, small_model
 from small_vision_models import VISION_FAMILIES
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.models.auto import modeling_auto
 
 import retnet_hf
@@ -134,7 +134,9 @@ def test_a_length_that_was_not_given_is_no_attribute(tmp_path):
     assert not hasattr(RetNetConfig(max_position_embeddings=None), "max_position_embeddings")
     assert RetNetConfig.from_dict(small_config(max_position_embeddings=77).to_dict()).max_position_embeddings == 77
     config.save_pretrained(tmp_path)
-    assert not hasattr(RetNetConfig.from_pretrained(tmp_path), "max_position_embeddings")
+    assert not hasattr(RetNetConfig.from_pretrained(tmp_path, max_position_embeddings=None), "max_position_embeddings")
+    for reads in (RetNetConfig, AutoConfig):
+        assert reads.from_pretrained(tmp_path, max_position_embeddings=77).max_position_embeddings == 77
 
 
 def test_the_hooks_of_accelerate_leave_the_state_where_it_is():

@@ -117,18 +117,13 @@ def test_deepnorm_multiplies_the_stream():
     assert config.norm_position == "post"
 
 
-@pytest.mark.parametrize("field", ["num_heads", "expand_k", "expand_v", "norm_eps", "elementwise_affine", "num_kv_heads"])
-def test_aliases_read_and_write_the_field(field):
-    value = {
-        "num_heads": 4,
-        "expand_k": 0.5,
-        "expand_v": 1.0,
-        "norm_eps": 1e-5,
-        "elementwise_affine": False,
-        "num_kv_heads": 2,
-    }
-    config = RetNetConfig(**{field: value[field]})
-    assert getattr(config, RetNetConfig.attribute_map[field]) == getattr(config, field) == value[field]
+ALIASES = [("num_heads", 4), ("num_kv_heads", 2), ("expand_k", 0.5), ("norm_eps", 1e-5), ("elementwise_affine", False)]
+
+
+@pytest.mark.parametrize(("field", "value"), [*ALIASES, ("expand_v", 1.0)])
+def test_aliases_read_and_write_the_field(field, value):
+    config = RetNetConfig(**{field: value})
+    assert getattr(config, RetNetConfig.attribute_map[field]) == getattr(config, field) == value
 
 
 @pytest.mark.parametrize("name", RetNetConfig.presets())
@@ -264,17 +259,11 @@ def test_decays_of_sizes_for_training_from_scratch_reach_further_from_layer_to_l
         ({"hidden_size": 0}, "hidden_size must be a positive integer, got 0"),
         ({"hidden_size": 100}, "key_expansion must be such that hidden_size .100. times it is a multiple of"),
         ({"num_key_value_heads": 3}, r"num_key_value_heads must be a divisor of num_attention_heads \(8\), got 3"),
-        (
-            {"decay_schedule": "fast"},
-            "decay_schedule must be one of power_of_two, log_linear, .*, got 'fast'",
-        ),
+        ({"decay_schedule": "fast"}, "decay_schedule must be one of power_of_two, log_linear, .*, got 'fast'"),
         ({"decay_schedule": [0.5]}, r"decay_schedule must be a list of num_attention_heads \(8\) numbers in \(0, 1\]"),
         ({"decay_schedule": [1.5] * 8}, "decay_schedule must be a list"),
         ({"decay_schedule": [[0.5] * 8]}, r"decay_schedule must be one list per layer \(num_hidden_layers is 24\) of"),
-        (
-            {"decay_schedule": [[0.5] * 7] * 24},
-            r"one list per layer .* num_attention_heads \(8\) numbers",
-        ),
+        ({"decay_schedule": [[0.5] * 7] * 24}, r"one list per layer .* num_attention_heads \(8\) numbers"),
         ({"feature_map": ["relu"]}, r"feature_map must be one name, or a list with one name for .*, got \['relu'\]"),
         ({"feature_map": ["swush"] * 24}, "feature_map must be a name of"),
         ({"decay_range": [2]}, r"decay_range must be a pair of time constants in tokens.*, got \[2\]"),
@@ -290,25 +279,39 @@ def test_decays_of_sizes_for_training_from_scratch_reach_further_from_layer_to_l
         ({"chunk_size": 0}, "chunk_size must be a positive integer or None, got 0"),
         ({"hidden_dropout": 1.0}, r"hidden_dropout must be in \[0, 1\), got 1.0"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps must be positive, got 0.0"),
-        (
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
-            "a rope_type of default, linear, llama3, yarn",
-        ),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "a rope_type of default, linear, llama3, yarn"),
         ({"rope_parameters": {"rope_theta": 0.5}}, "rope_parameters must be a dict with a rope_theta of at least 1"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rotary_endpoint": True}, "since rotary_endpoint is"),
         ({"rope_parameters": {"partial_rotary_factor": 1.5}}, r"a partial_rotary_factor in \(0, 1\] .* query head \(256\)"),
         ({"rope_parameters": {"partial_rotary_factor": 0.005}}, "an even number, 2 or more"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "max_position_embeddings must be the sequence length"),
         ({"key_expansion": 24 / 2048 * 1}, "the size of a query head .3. is even"),
         ({"hidden_size": "wide"}, "hidden_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings must be a positive integer, or absent, got -1"),
     ],
 )
-def test_errors_name_the_field_the_value_and_what_is_allowed(fields, sentence):
-    with pytest.raises((StrictDataclassError, ValueError), match=sentence):
-        RetNetConfig(**fields)
+def test_errors_name_the_field_the_value_and_what_is_allowed_however_fields_are_set(fields, sentence, tmp_path):
+    def changed() -> RetNetConfig:
+        config = RetNetConfig()
+        for name, value in fields.items():
+            setattr(config, name, value)
+        return config
+
+    RetNetConfig().save_pretrained(tmp_path)
+    for make in (
+        lambda: RetNetConfig(**fields),
+        lambda: RetNetConfig.from_dict(RetNetConfig().to_dict(), **fields),
+        lambda: RetNetModel.from_pretrained(tmp_path, **fields),
+        lambda: RetNetModel(changed()),
+        lambda: changed().save_pretrained(tmp_path),
+    ):
+        with pytest.raises((StrictDataclassError, ValueError), match=sentence):
+            make()
 
 
 def test_what_cannot_be_expressed_is_refused():
+    with pytest.raises(ValueError, match="max_position_embeddings must be the sequence length of training if rope_type is"):
+        RetNetConfig(rope_parameters={"rope_type": "yarn", "factor": 2.0})
     with pytest.raises(ValueError, match="use_glu must be True.*ffn_layernorm"):
         RetNetConfig(**(SYNCDOTH | {"use_glu": False}))
     with pytest.raises(ValueError, match="attn must be absent or None"):

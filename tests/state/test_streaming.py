@@ -4,12 +4,13 @@ import math
 import tracemalloc
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from streamed_model import build
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 from retnet_hf.training.streaming import CarryState, TokenStreams, score_stream, segments
 
@@ -91,11 +92,24 @@ def test_streams_continue_from_batch_to_batch():
         TokenStreams(torch.arange(50), batch_size=10, segment_length=10)
 
 
-def test_streams_are_views_of_the_text_and_copy_none_of_it():
-    tokens = torch.arange(53)
+@pytest.mark.parametrize("kind", ["int64", "int32", "uint16", "uint8", "array", "map"])
+def test_streams_of_any_integers_are_views_of_the_text_and_yield_int64(tmp_path, kind):
+    ids = torch.arange(53)
+    tokens = ids.numpy() if kind in ("array", "map") else ids.to(getattr(torch, kind))
+    if kind == "map":
+        tokens.astype(numpy.uint16).tofile(tmp_path / "ids")
+        tokens = numpy.memmap(tmp_path / "ids", dtype=numpy.uint16)
     dataset = TokenStreams(tokens, batch_size=2, segment_length=5)
-    first = next(iter(dataset))["input_ids"]
-    assert dataset.streams.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() == tokens.data_ptr()
+    assert [item["input_ids"].tolist() for item in dataset][:2] == [[0, 1, 2, 3, 4], [25, 26, 27, 28, 29]]
+    assert next(iter(dataset))["input_ids"].dtype == torch.int64
+    address = tokens.data_ptr() if isinstance(tokens, torch.Tensor) else tokens.ctypes.data
+    assert dataset.streams.untyped_storage().data_ptr() == address
+
+
+@pytest.mark.parametrize("tokens", [torch.zeros(60), numpy.zeros(60), torch.ones(60) > 0, torch.zeros(1, 60).long()])
+def test_streams_are_of_integers_of_one_text(tokens):
+    with pytest.raises(ValueError, match=r"tokens must be integers of shape \(all tokens,\), got torch\."):
+        TokenStreams(tokens, batch_size=2, segment_length=5)
 
 
 def trainer(model, tmp_path, callbacks, tokens, **options):
@@ -150,15 +164,61 @@ def test_workers_share_the_batches(tmp_path):
     assert len(alone) == 6
 
 
-def test_rows_that_would_not_continue_each_other_are_refused(tmp_path):
+def test_rows_that_would_not_continue_each_other_are_refused_when_training_begins(tmp_path):
     arguments = TrainingArguments(tmp_path, per_device_train_batch_size=4, report_to=[], max_steps=1)
-    run = Trainer(build(), arguments, train_dataset=TokenStreams(torch.arange(40), 2, 10), callbacks=[CarryState()])
-    with pytest.raises(ValueError, match="made for batch_size 2 and 1 processes, but the Trainer runs with 4 and 1"):
-        run.train()
     blocks = [{"input_ids": torch.arange(9), "labels": torch.arange(9)}]
-    run = Trainer(build(), arguments, train_dataset=blocks, callbacks=[CarryState()])
-    with pytest.raises(ValueError, match="CarryState needs a train_dataset of type TokenStreams, got list"):
-        run.train()
+    for data, said in (
+        (TokenStreams(torch.arange(40), 2, 10), "made for batch_size 2 and 1 processes, but the Trainer runs with 4 and 1"),
+        (blocks, "CarryState needs a train_dataset of type TokenStreams, got list"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Trainer(build(), arguments, train_dataset=data, callbacks=[CarryState()]).train()
+
+
+class Exchanged(TokenStreams):
+    def __iter__(self):
+        examples = list(super().__iter__())
+        return iter([*examples[2:], *examples[:2]])
+
+
+def fewer_rows(run) -> None:
+    run.data_collator = lambda rows: default_data_collator(rows[:1])
+
+
+def rows_exchanged(run) -> None:
+    run.data_collator = lambda rows: default_data_collator(rows[::-1])
+
+
+def segments_exchanged(run) -> None:
+    run.train_dataset = Exchanged(run.train_dataset.streams.flatten(), 2, 16)
+
+
+def a_smaller_second_attempt(run) -> None:
+    run.args.auto_find_batch_size, forward = True, run.model.forward
+
+    def too_small(input_ids, **kwargs):
+        if len(input_ids) > 1:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
+        return forward(input_ids=input_ids, **kwargs)
+
+    run.model.forward = too_small
+
+
+def nothing_skipped(run) -> None:
+    run.args.ignore_data_skip = True
+
+
+WAYS = [fewer_rows, rows_exchanged, segments_exchanged, a_smaller_second_attempt, nothing_skipped]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_tokens_that_do_not_continue_what_the_state_has_read_are_refused(tmp_path, way):
+    tokens = torch.arange(2 * 16 * 3) % 40
+    trainer(build(), tmp_path, [CarryState()], tokens, save_steps=1, max_steps=1).train()
+    run = trainer(build(), tmp_path, [CarryState()], tokens)
+    way(run)
+    with pytest.raises(ValueError, match="which continues what the state has read"):
+        run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1") if way is nothing_skipped else None)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -213,24 +273,6 @@ def test_a_checkpoint_has_the_states_of_one_run(tmp_path):
     assert len(list((tmp_path / "checkpoint-4").iterdir())) == 1
     first, second = found[3].select([0]).layers[0], found[2].select([1]).layers[0]  # which have read the same
     assert torch.equal(first.recurrent_states, second.recurrent_states)
-
-
-@pytest.mark.parametrize(
-    ("options", "workers"), [({"split_batches": True}, 0), ({"split_batches": False, "dispatch_batches": False}, 2)]
-)
-def test_batches_that_are_shared_out_in_another_way_are_refused(tmp_path, options, workers):
-    """Of several processes: their rows would not continue each other."""
-    settings = {"dispatch_batches": None, **options}
-    arguments = SimpleNamespace(
-        train_batch_size=2,
-        world_size=2,
-        dataloader_num_workers=workers,
-        gradient_accumulation_steps=1,
-        accelerator_config=SimpleNamespace(**settings),
-    )
-    loader = SimpleNamespace(dataset=TokenStreams(torch.zeros(400, dtype=torch.long), 2, 10, processes=2))
-    with pytest.raises(ValueError, match="rows would not continue the rows of the previous batch"):
-        CarryState().on_train_begin(arguments, SimpleNamespace(global_step=0), None, model=build(), train_dataloader=loader)
 
 
 def test_a_run_that_fails_leaves_no_hooks_for_the_next(tmp_path):
