@@ -53,18 +53,18 @@ def prefill(model: PreTrainedModel, ids: torch.Tensor) -> float:
 def decoding(model: PreTrainedModel, ids: torch.Tensor) -> float:
     """Returns the tokens per second of decoding after the prompt."""
     output = model(ids, use_cache=True, logits_to_keep=1)
-    state, token = output.past_key_values, output.logits.argmax(-1)
+    state, token = output.cache, output.logits.argmax(-1)
     start = time.perf_counter()
     for _ in range(STEPS):
-        token = model(token, past_key_values=state, use_cache=True).logits.argmax(-1)
+        token = model(token, cache=state, use_cache=True).logits.argmax(-1)
     return STEPS * len(ids) / (time.perf_counter() - start)
 
 
 def second_turn(model: PreTrainedModel, ids: torch.Tensor) -> float:
     """Returns the tokens per second of a second prompt of the same length, after the first one."""
-    state = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+    state = model(ids, use_cache=True, logits_to_keep=1).cache
     start = time.perf_counter()
-    model(ids, past_key_values=state, use_cache=True, logits_to_keep=1)
+    model(ids, cache=state, use_cache=True, logits_to_keep=1)
     return ids.numel() / (time.perf_counter() - start)
 
 

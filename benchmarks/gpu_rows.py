@@ -435,9 +435,9 @@ def profile(bench: Bench, what: str) -> dict[str, Any]:
     if what == "decoding":
         model.eval()
         with torch.no_grad():
-            state = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+            state = model(ids, use_cache=True, logits_to_keep=1).cache
         token = ids[:, :1].contiguous()
-        step = inference_step(model, lambda: model(token, past_key_values=state, use_cache=True))
+        step = inference_step(model, lambda: model(token, cache=state, use_cache=True))
     for _ in range(2):
         wall = timed(step, bench.device)
     cuda = bench.device.startswith("cuda")

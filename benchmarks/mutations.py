@@ -155,7 +155,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [
             ("else self.retention_norm(hidden_states)\n\n", "else hidden_states\n\n"),
             ("hidden_states * self.config.embedding_multiplier", "hidden_states"),
-            ("use_cache = past_key_values is not None or self.config.use_cache", "use_cache = self.config.use_cache"),
+            ("use_cache = cache is not None or self.config.use_cache", "use_cache = self.config.use_cache"),
             ("if skip_logits and labels is None:", "if False:"),
             ('kwargs.get("ignore_index", -100)', "0"),
         ],
@@ -545,9 +545,9 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("require_apart(folder, (Path(source) for source in sources if source is not None))", "pass"),
             ("key=step_of, reverse=True)", "key=step_of)"),
             ("_check(checkpoint)\n", "pass\n"),
-            ('if (command := record.get("command")) != self.command:', 'if (command := record.get("command")) is None:'),
+            ("if command != self.command:", "if command is None:"),
             ("if self.partial.exists() and not overwrite:", "if False:"),
-            (' or not any(checkpoint.glob("rng_state*.pth"))', ""),
+            (" or not randoms", ""),
         ],
     ),
     "retnet_hf_cli/training/schedule": (

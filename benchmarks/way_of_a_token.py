@@ -52,14 +52,14 @@ def ways(model: PreTrainedModel) -> dict[str, Callable[[], object]]:
     @torch.no_grad()
     def prefill():
         model.eval()
-        return model(ids, use_cache=True, logits_to_keep=1).past_key_values
+        return model(ids, use_cache=True, logits_to_keep=1).cache
 
     state = prefill()
 
     @torch.no_grad()
     def decode() -> None:
         model.eval()
-        model(ids[:, :1], past_key_values=state, use_cache=True)
+        model(ids[:, :1], cache=state, use_cache=True)
 
     found = {"training": train, "prefill": prefill, "decoding": decode}
     for call in found.values():

@@ -86,7 +86,7 @@ def check(model: RetNetForCausalLM, file: Path) -> Found:
     error = ((found - expected).abs().max() / expected.abs().max()).item()
     state, token, equal = RetNetState(config), ids, 0
     for own in runner.greedy(ids, GREEDY):
-        token = model(token, past_key_values=state, use_cache=True).logits[:, -1:].argmax(-1)
+        token = model(token, cache=state, use_cache=True).logits[:, -1:].argmax(-1)
         if own != token.item():
             break
         equal += 1

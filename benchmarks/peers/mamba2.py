@@ -12,8 +12,6 @@ from .peer import Size, TransformersPeer
 
 
 class Mamba2(TransformersPeer):
-    cache_name = "cache_params"
-
     def __init__(self, size: Size, chunk_size: int = 32, graphed: bool = False) -> None:
         head_dim = 2 * size.hidden_size // (2 * size.heads)
         config = Mamba2Config(

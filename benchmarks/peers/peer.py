@@ -151,7 +151,6 @@ class RecordedStep:
 class TransformersPeer(Peer):
     """A causal language model with the interface of transformers."""
 
-    cache_name = "past_key_values"
     generation: dict[str, Any] = {}
 
     def __init__(self, module: nn.Module, compiled: bool = False, graphed: bool = False) -> None:
@@ -168,7 +167,7 @@ class TransformersPeer(Peer):
 
     def prefill(self, ids: Tensor) -> Any:
         output = self.module(ids, use_cache=True, logits_to_keep=1)
-        return output.logits, getattr(output, self.cache_name)
+        return output.logits, output.cache
 
     def state_after(self, context: int, batch: int, room: int) -> Any:
         """Returns the state after a short prompt, because size and cost do not depend on the prompt."""
@@ -176,10 +175,10 @@ class TransformersPeer(Peer):
 
     def decode(self, token: Tensor, state: Any) -> Any:
         if not self.graphed:
-            return self.call(token, **{self.cache_name: state}, use_cache=True)
+            return self.call(token, cache=state, use_cache=True)
         recorded = next((each for each in self.recorded if each.is_of(token, state)), None)
         if recorded is None:
-            step = lambda: self.call(token, **{self.cache_name: state}, use_cache=True)  # noqa: E731
+            step = lambda: self.call(token, cache=state, use_cache=True)  # noqa: E731
             recorded = RecordedStep((token, state), step)
             self.recorded.append(recorded)
         return recorded()

@@ -13,7 +13,7 @@ from .decoder import Decoder
 
 
 # names of the state in outputs and inputs of models
-NAMES = ("past_key_values", "cache_params", "state")
+NAMES = ("cache", "state")
 
 
 def _inputs(model: nn.Module, ids: Tensor, past: int) -> dict[str, Any]:

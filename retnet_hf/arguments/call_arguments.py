@@ -45,7 +45,7 @@ def require_known_arguments(model: nn.Module, given: dict[str, Any]) -> None:
             elif "attention_mask" in known:
                 error += (
                     ": pass absent tokens as attention_mask, documents in one row as cu_seq_lens_q or seq_idx, and a state "
-                    "as past_key_values. Whether tokens see later tokens is set by bidirectional in the configuration."
+                    "as cache. Whether tokens see later tokens is set by bidirectional in the configuration."
                 )
             raise ValueError(error)
 

@@ -141,7 +141,7 @@ class CapturedStep:
             return None
 
         def compute() -> Tensor:
-            inputs = {"input_ids": self.ids, "attention_mask": self.mask, "past_key_values": self.state}
+            inputs = {"input_ids": self.ids, "attention_mask": self.mask, "cache": self.state}
             self.outputs = forward(self.model, **inputs, use_cache=True)
             return self.outputs.logits
 

@@ -16,11 +16,6 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.integrations import use_experts_implementation
-from transformers.modeling_layers import (
-    GenericForQuestionAnswering,
-    GenericForSequenceClassification,
-    GenericForTokenClassification,
-)
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
@@ -34,10 +29,12 @@ from ..retnet.modeling_retnet import (
     RetNetDecoderLayer,
     RetNetForCausalLM,
     RetNetForMaskedLM,
+    RetNetForQuestionAnswering,
+    RetNetForSequenceClassification,
+    RetNetForTokenClassification,
     RetNetMLP,
     RetNetModel,
     RetNetPreTrainedModel,
-    RetNetWithHead,
 )
 from ..retnet.retention_mixer import RetNetRetention, RetNetTokenMixer
 from .configuration_hybrid import RetNetHybridConfig
@@ -203,20 +200,20 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         inputs_embeds: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         *args: Any,
         **kwargs: Any,
     ) -> list[Plan | AttentionPlan | AttentionOfState]:
         """Returns the plan of each layer for a call. Layers of one type share a plan. Arguments as in `RetNetModel.plan`."""
         config, (batch, _, _), dtype = self.config, inputs_embeds.shape, inputs_embeds.dtype
-        [retention, *_] = plans = super().plan(inputs_embeds, attention_mask, position_ids, past_key_values, *args, **kwargs)
+        [retention, *_] = plans = super().plan(inputs_embeds, attention_mask, position_ids, cache, *args, **kwargs)
         if not config.has_softmax_attention:
             return plans
         rotation = functools.partial(self.attention_rotation, retention, dtype)
         if retention.layout.continues:
             others = dict.fromkeys(config.layer_types, AttentionOfState(rotation()))
         else:
-            asked, layers = kwargs.get("output_attentions"), None if past_key_values is None else past_key_values.layers
+            asked, layers = kwargs.get("output_attentions"), None if cache is None else cache.layers
             maps = config.output_attentions if asked is None else asked
             others = attention_plans(config, retention.layout, batch, dtype, rotation, layers, maps)
         plans = others | {"linear_attention": retention}
@@ -272,22 +269,22 @@ class RetNetHybridForMaskedLM(RetNetHybridPreTrainedModel, RetNetForMaskedLM):
     model_class = RetNetHybridModel
 
 
-class RetNetHybridWithHead(RetNetHybridPreTrainedModel, RetNetWithHead):
-    """Base class of the models with transformers' generic heads."""
+class RetNetHybridForSequenceClassification(RetNetHybridPreTrainedModel, RetNetForSequenceClassification):
+    """A hybrid with a classifier that reads the last token that is not padding."""
 
     model_class = RetNetHybridModel
 
 
-class RetNetHybridForSequenceClassification(GenericForSequenceClassification, RetNetHybridWithHead):
-    """A hybrid with a classifier that reads the last token that is not padding."""
-
-
-class RetNetHybridForTokenClassification(GenericForTokenClassification, RetNetHybridWithHead):
+class RetNetHybridForTokenClassification(RetNetHybridPreTrainedModel, RetNetForTokenClassification):
     """A hybrid with a classifier on every token."""
 
+    model_class = RetNetHybridModel
 
-class RetNetHybridForQuestionAnswering(GenericForQuestionAnswering, RetNetHybridWithHead):
+
+class RetNetHybridForQuestionAnswering(RetNetHybridPreTrainedModel, RetNetForQuestionAnswering):
     """A hybrid that marks the span of an answer."""
+
+    model_class = RetNetHybridModel
 
 
 __all__ = [

@@ -146,12 +146,12 @@ def layout_of(
         past_position = past.next_position
         if past_position.shape[0] != batch:
             raise ValueError(
-                f"past_key_values holds {len(past_position)} sequences, but the batch has {batch}. Select or repeat "
+                f"cache holds {len(past_position)} sequences, but the batch has {batch}. Select or repeat "
                 "rows of the state to match."
             )
     if state_rows is not None:
         raise ValueError(
-            "state_rows need cu_seq_lens_q and a past_key_values that has rows. RetNetState.zeros(config, sequences) "
+            "state_rows need cu_seq_lens_q and a cache that has rows. RetNetState.zeros(config, sequences) "
             "creates one."
         )
     if length == 0:
@@ -263,7 +263,7 @@ def require_absent_unread(older: Tensor, past: Any) -> None:
     missing = past.next_position - (older[:, :length] != 0).sum(-1).to(past.next_position.device)
     if older.shape[1] >= length and bool((missing > 0).any()):
         raise ValueError(
-            f"attention_mask has zeros for {int(missing.max())} tokens of a row that past_key_values has read as present. "
+            f"attention_mask has zeros for {int(missing.max())} tokens of a row that cache has read as present. "
             "Pass a mask of 0 also in the call that reads such tokens, as generate() does for rows that have ended."
         )
 

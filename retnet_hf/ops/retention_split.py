@@ -374,7 +374,7 @@ def layout_of_ranks(
     past_position = past.next_position if past is not None and past.is_initialized else None
     if past_position is not None and len(past_position) != shape[0]:
         raise ValueError(
-            f"past_key_values holds {len(past_position)} sequences, but the batch has {shape[0]}. Select or repeat rows "
+            f"cache holds {len(past_position)} sequences, but the batch has {shape[0]}. Select or repeat rows "
             "of the state to match."
         )
     if attention_mask is not None and attention_mask.shape != shape:

@@ -99,7 +99,7 @@ class RetNetGeneration(GenerationMixin):
         given = model_kwargs.get(CACHE)
         if generation_mode == GenerationMode.ASSISTED_GENERATION and RetNetState.length_of(given):
             raise ValueError(
-                "past_key_values must be empty or absent for assisted decoding, because transformers then reads the whole "
+                "cache must be empty or absent for assisted decoding, because transformers then reads the whole "
                 f"prompt again. The state has already read {RetNetState.length_of(given)} tokens."
             )
         super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)

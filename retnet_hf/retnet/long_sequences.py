@@ -56,12 +56,12 @@ def read_pieces(
     hidden_states: Tensor,
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
-    past_key_values: Cache | None,
+    cache: Cache | None,
     retention_form: str | None = None,
     **kwargs,
 ) -> Tensor:
     """Reads embedded tokens (B, T, D) piece by piece and returns the output of the final norm, (B, T, D)."""
-    state = RetNetState(model.config) if past_key_values is None else past_key_values
+    state = RetNetState(model.config) if cache is None else cache
     past, output = first_in_use(state.layers), torch.empty_like(hidden_states)
     layout = layout_of(hidden_states.shape[:2], hidden_states.device, attention_mask, position_ids, past, **kwargs)
     for tokens in pieces:

@@ -33,7 +33,7 @@ from transformers.modeling_outputs import (
     MoeCausalLMOutputWithPast,
 )
 from transformers.modeling_utils import PreTrainedModel
-from transformers.models.auto import AutoModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
@@ -202,11 +202,11 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         use_cache: bool | None = None,
         retention_form: str | None = None,
-        cache: Cache | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
         r"""
@@ -217,15 +217,15 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
             position_ids: (B, T). Needed only for packed documents: a position that does not exceed the one before it starts
                 a new document. Alternatively pass `cu_seq_lens_q` or `seq_idx`, as transformers' collators do. One of them
                 is needed if a document begins with padding.
-            past_key_values: a `RetNetState`, or an empty cache of transformers. The call updates it in place with these
+            cache: a `RetNetState`, or an empty cache of transformers. The call updates it in place with these
                 tokens, unless use_cache=False. If the state is not empty and `cu_seq_lens_q` is passed, the (D + 1,)
                 boundaries of D documents in one row (1, T), document i continues from row i of the state, independently of
                 the other documents. A document starts from an empty state and overwrites its row if its first position in
                 `position_ids` is less than the next position of that row. Positions increase in a document.
             use_cache: whether to return a state; by default True if a state is passed, else `config.use_cache`.
-            state_rows: (D,) distinct integers: the row of past_key_values from which each packed document continues.
+            state_rows: (D,) distinct integers: the row of the state from which each packed document continues.
             retention_form: "auto", "parallel", "recurrent" or "chunkwise"; by default `config.retention_form`.
-            cache: the name of past_key_values from transformers 5.24 on.
+            past_key_values: the name of `cache` before transformers 5.24.
             output_attentions: whether to return every layer's retention maps Q Kᵀ ⊙ D, (B, H, T, T), in the parallel form.
 
         Raises:
@@ -233,7 +233,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         """
         require_known_arguments(self, kwargs)
         self.arrange_layers()
-        past_key_values = past_key_values if cache is None else cache
+        cache = past_key_values if cache is None else cache
         if isinstance(attention_mask, dict):  # models such as Llava pass one mask per layer type
             attention_mask = attention_mask.get("linear_attention")
         if (input_ids is None) ^ (inputs_embeds is not None):
@@ -248,8 +248,8 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         if hidden_states.shape[0] == 0:
             raise ValueError("input_ids or inputs_embeds must have at least one sequence, got a batch of 0.")
         if use_cache is None:
-            use_cache = past_key_values is not None or self.config.use_cache
-        past = past_of_call(self, past_key_values, use_cache) if use_cache or past_key_values is not None else None
+            use_cache = cache is not None or self.config.use_cache
+        past = past_of_call(self, cache, use_cache) if use_cache or cache is not None else None
         begins = use_cache and isinstance(past, RetNetState) and not first_in_use(past.layers).is_initialized
         options = {"retention_form": retention_form, **kwargs}
 
@@ -290,7 +290,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         inputs_embeds: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         retention_form: str | None = None,
         layout: Layout | None = None,
         output_attentions: bool | None = None,
@@ -307,7 +307,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         """
         config, (batch, length, _) = self.config, inputs_embeds.shape
         dtype, device = inputs_embeds.dtype, inputs_embeds.device
-        layers = None if past_key_values is None else past_key_values.layers
+        layers = None if cache is None else cache.layers
         past = None if layers is None else first_in_use(layers)
         maps = config.output_attentions if output_attentions is None else output_attentions
         form = form_of_call(retention_form or config.retention_form, maps)
@@ -357,14 +357,14 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         retention_form: str | None = None,
         skip_logits: bool = False,
-        cache: Cache | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast | MoeCausalLMOutputWithPast:
         r"""
@@ -398,11 +398,10 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=past_key_values if cache is None else cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             retention_form=retention_form,
-            cache=cache,
             return_dict=True,
             **kwargs,
         )
@@ -487,9 +486,10 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
 
 
 class RetNetWithHead(RetNetPreTrainedModel):
-    """Registers the base model that transformers' generic heads look up by configuration class.
+    """Base class of the models with transformers' generic heads, without their constructors.
 
-    Code loaded from a checkpoint has its own copy of RetNetConfig. This class registers that copy.
+    Those build the base model that is registered for the configuration's class. For a derived configuration, and for the copy
+    in code that is saved with a model, there may be none.
     """
 
     model_class = RetNetModel
@@ -501,21 +501,39 @@ class RetNetWithHead(RetNetPreTrainedModel):
             cls.forward = with_arguments_of(RetNetModel.forward, cls.forward)
 
     def __init__(self, config: RetNetConfig) -> None:
-        if type(config).__name__ == self.config_class.__name__:  # a derived configuration has its own model
-            AutoModel.register(type(config), self.model_class, exist_ok=True)
         super().__init__(config)
+        registered = MODEL_MAPPING.get(type(config), self.model_class)
+        self.model = (registered if issubclass(registered, self.model_class) else self.model_class)(config)
+        self.num_labels = config.num_labels
 
 
 class RetNetForSequenceClassification(GenericForSequenceClassification, RetNetWithHead):
     """RetNet with a classifier on the last token that is not padding."""
 
+    def __init__(self, config: RetNetConfig) -> None:
+        super(GenericForSequenceClassification, self).__init__(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
+
 
 class RetNetForTokenClassification(GenericForTokenClassification, RetNetWithHead):
     """RetNet with a classifier on every token."""
 
+    def __init__(self, config: RetNetConfig) -> None:
+        super(GenericForTokenClassification, self).__init__(config)
+        dropout = getattr(config, "classifier_dropout", None)  # of a derived configuration
+        self.dropout = nn.Dropout(config.hidden_dropout if dropout is None else dropout)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
 
 class RetNetForQuestionAnswering(GenericForQuestionAnswering, RetNetWithHead):
     """RetNet with a head that predicts the span of an answer."""
+
+    def __init__(self, config: RetNetConfig) -> None:
+        super(GenericForQuestionAnswering, self).__init__(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
 
 
 __all__ = [

@@ -135,7 +135,7 @@ def continued_layout(
     others = {"attention_mask": attention_mask, "retention_form": retention_form, "seq_idx": seq_idx}
     others["output_attentions"] = output_attentions or None
     if unfit := [name for name, value in others.items() if value is not None]:
-        raise ValueError(f"{unfit[0]} cannot be passed with packed documents that continue from past_key_values.")
+        raise ValueError(f"{unfit[0]} cannot be passed with packed documents that continue from cache.")
     if past.record_past:
         raise ValueError("cu_seq_lens_q cannot be used with a state that records its past (activate_past_recording).")
     documents = packed_documents(checked_offsets(cu_seq_lens_q, shape), chunk_size, device)
@@ -161,7 +161,7 @@ def checked_rows(rows: Tensor | list[int] | None, sequences: int, documents: int
     if rows is None:
         if sequences != documents:
             raise ValueError(
-                f"past_key_values holds {sequences} sequences, and cu_seq_lens_q {documents} documents. Pass state_rows, or "
+                f"cache holds {sequences} sequences, and cu_seq_lens_q {documents} documents. Pass state_rows, or "
                 "one sequence for each document."
             )
         return None
@@ -172,7 +172,7 @@ def checked_rows(rows: Tensor | list[int] | None, sequences: int, documents: int
     if rows.device.type == "cpu" and not torch.compiler.is_compiling():
         named = rows.tolist()
         if len(set(named)) < documents or min(named) < 0 or max(named) >= sequences:
-            raise ValueError(f"state_rows must be different rows of the {sequences} of past_key_values, got {named}.")
+            raise ValueError(f"state_rows must be different rows of the {sequences} of cache, got {named}.")
     return rows.to(device=device, dtype=torch.int64)
 
 

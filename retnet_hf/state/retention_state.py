@@ -436,12 +436,12 @@ def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
         origin = getattr(cache, "config", config)
         if origin is not config and not torch.compiler.is_compiling():
             if origin.state_fingerprint != config.state_fingerprint:
-                raise ValueError("past_key_values is the state of a model of another configuration.")
+                raise ValueError("cache is the state of a model of another configuration.")
             cache.config = config  # so that fingerprints are compared only once
         return cache
     if any(getattr(layer, "is_initialized", False) for layer in cache.layers):
         raise ValueError(
-            f"past_key_values must be a RetNetState or an empty cache for {layers} layers, got a "
+            f"cache must be a RetNetState or an empty cache for {layers} layers, got a "
             f"{type(cache).__name__} of {len(cache.layers)} layers that is already in use."
         )
     record_past = any(getattr(layer, "record_past", False) for layer in cache.layers)
@@ -493,7 +493,7 @@ def past_of_call(model: nn.Module, cache: Cache | None, use_cache: bool) -> Cach
     """
     if model.config.bidirectional:
         if cache is not None:
-            raise ValueError("past_key_values must be None in a bidirectional model, because tokens also see later tokens.")
+            raise ValueError("cache must be None in a bidirectional model, because tokens also see later tokens.")
         return None
     if cache is None:
         if computes_layers_again(model):  # as in transformers, to save memory
@@ -609,7 +609,7 @@ class RetNetState(Cache):
             return
         if not torch.equal(input_ids[:, read - 1], last_ids.to(input_ids.device)):
             raise ValueError(
-                f"input_ids must begin with the {read} tokens that past_key_values has read. To pass only new tokens, "
+                f"input_ids must begin with the {read} tokens that cache has read. To pass only new tokens, "
                 f"pass an attention_mask that also has columns for the {read} tokens before them."
             )
 

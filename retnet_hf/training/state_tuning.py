@@ -41,7 +41,7 @@ class StateTuning(nn.Module):
     >>> model = RetNetForCausalLM(RetNetConfig.from_preset("tiny", num_hidden_layers=2, vocab_size=64)).eval()
     >>> tuned, ids = StateTuning(model), torch.tensor([[1, 5, 7, 3]])
     >>> tuned(ids, labels=ids).loss.backward()
-    >>> model.generate(ids, past_key_values=tuned.state(), max_new_tokens=4, min_new_tokens=4).shape
+    >>> model.generate(ids, cache=tuned.state(), max_new_tokens=4, min_new_tokens=4).shape
     torch.Size([1, 8])
 
     ```
@@ -83,7 +83,7 @@ class StateTuning(nn.Module):
         if packed:
             raise ValueError(f"Packed documents ({packed[0]}) must be separate rows, since a learned state begins a row.")
         options = {"labels": labels, "position_ids": position_ids, "use_cache": False, **kwargs}
-        return self.model(input_ids, attention_mask, past_key_values=self.state(len(input_ids)), **options)
+        return self.model(input_ids, attention_mask, cache=self.state(len(input_ids)), **options)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Returns only the learned state."""

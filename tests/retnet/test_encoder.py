@@ -135,7 +135,7 @@ def test_directions_are_not_mixed_up():
         RetNetForMaskedLM(RetNetConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1, vocab_size=9))
     causal = RetNetConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2, vocab_size=30)
     state = RetNetForCausalLM(causal)(torch.ones(1, 3, dtype=torch.long), use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="past_key_values must be None in a bidirectional model"):
+    with pytest.raises(ValueError, match="cache must be None in a bidirectional model"):
         build(RetNetModel)(torch.ones(1, 3, dtype=torch.long), past_key_values=state)
 
 

@@ -295,7 +295,7 @@ def test_a_cache_in_use_by_another_model_is_refused():
 
     cache = DynamicCache()
     cache.update(torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 3, 8), 0)
-    with pytest.raises(ValueError, match="past_key_values must be a RetNetState or an empty cache for 2 layers"):
+    with pytest.raises(ValueError, match="cache must be a RetNetState or an empty cache for 2 layers"):
         build()(torch.ones(1, 2, dtype=torch.long), past_key_values=cache)
 
 
@@ -347,7 +347,7 @@ def test_a_state_of_another_batch_size_gets_a_sentence():
     with torch.no_grad():
         state = model(torch.randint(0, 50, (2, 4)), use_cache=True).past_key_values
         for batch, length in ((1, 1), (3, 1), (3, 5)):
-            with pytest.raises(ValueError, match=f"past_key_values holds 2 sequences, but the batch has {batch}"):
+            with pytest.raises(ValueError, match=f"cache holds 2 sequences, but the batch has {batch}"):
                 model(torch.randint(0, 50, (batch, length)), past_key_values=state)
 
 

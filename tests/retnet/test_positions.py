@@ -149,7 +149,7 @@ def test_padding_has_no_position():
 
 def test_masks_of_every_width():
     mask = torch.tensor([[0, 0, 1, 1, 0, 1]])
-    with pytest.raises(ValueError, match="zeros for 2 tokens of a row that past_key_values has read as present"):
+    with pytest.raises(ValueError, match="zeros for 2 tokens of a row that cache has read as present"):
         layout_of((1, 2), CPU, attention_mask=mask, past=having_read(4))
     whole = layout_of((1, 2), CPU, attention_mask=mask, past=having_read(0))  # columns still to come are ignored
     assert whole.present.tolist() == [[False, False]]

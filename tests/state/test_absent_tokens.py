@@ -45,7 +45,7 @@ def test_a_mask_that_takes_back_tokens_of_a_state_is_refused():
     state = model(ids, use_cache=True).cache  # reads all tokens of both rows
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[1, 6:9] = 0
-    with pytest.raises(ValueError, match="attention_mask has zeros for 3 tokens of a row that past_key_values has read"):
+    with pytest.raises(ValueError, match="attention_mask has zeros for 3 tokens of a row that cache has read"):
         model(random_ids(2, 3), attention_mask=mask, cache=state)
 
 

@@ -238,13 +238,13 @@ def test_what_cannot_go_on_is_refused(sequences):
     model, prompts, _, _ = sequences
     state = empty(model)
     read(model, prompts, state)
-    with pytest.raises(ValueError, match="past_key_values holds 4 sequences, and cu_seq_lens_q 2 documents"):
+    with pytest.raises(ValueError, match="cache holds 4 sequences, and cu_seq_lens_q 2 documents"):
         read(model, prompts[:2], state)
     for rows in (torch.tensor([0]), torch.tensor([0.0, 1.0]), [True, False]):
         with pytest.raises(ValueError, match="state_rows must be integers, one for each of the 2 documents"):
             read(model, prompts[:2], state, state_rows=rows)
     for rows in ([1, 1], [0, -1], [0, 4]):
-        with pytest.raises(ValueError, match="state_rows must be different rows of the 4 of past_key_values"):
+        with pytest.raises(ValueError, match="state_rows must be different rows of the 4 of cache"):
             read(model, prompts[:2], state, state_rows=torch.tensor(rows))
     with pytest.raises(ValueError, match="RetNetState.zeros"):
         read(model, prompts[:2], RetNetState(model.config), state_rows=torch.tensor([0, 1]))

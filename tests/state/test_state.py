@@ -455,7 +455,7 @@ def test_ids_that_do_not_begin_with_what_was_read_are_refused(model):
     """More new tokens than the state has read would be taken for the whole text, and lose the first of them (D19)."""
     ids = random_ids(2, 9)
     for state in (prefix_state(model, ids[:, :3]), prefix_state(model, ids[:, :3]).clone()):
-        with pytest.raises(ValueError, match="input_ids must begin with the 3 tokens that past_key_values has read"):
+        with pytest.raises(ValueError, match="input_ids must begin with the 3 tokens that cache has read"):
             greedy(model, ids[:, 3:], 5, past_key_values=state)
     state = prefix_state(model, ids[:, :3])
     continued = greedy(model, ids[:, 3:], 5, past_key_values=state, attention_mask=ONES[:, :9])

@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
 
     with pytest.raises(ValueError, match="state of a model of another configuration"):
         RetNetState.load(path, other.config)
-    with pytest.raises(ValueError, match="past_key_values is the state of a model of another configuration"):
+    with pytest.raises(ValueError, match="cache is the state of a model of another configuration"):
         read(other, random_ids(1, 2), state)
     with pytest.raises(ValueError, match="concatenate takes states of one configuration"):
         RetNetState.concatenate([state, read(other, random_ids(1, 6)).past_key_values])
@@ -465,7 +465,7 @@ def test_what_was_read_last_follows_the_rows(change):
     change(state)
     rows = ids.repeat_interleave(2, dim=0) if len(state.layers[0].last_ids) == 4 else ids.flip(0)
     state.require_read(rows)
-    with pytest.raises(ValueError, match="must begin with the 5 tokens that past_key_values has read"):
+    with pytest.raises(ValueError, match="must begin with the 5 tokens that cache has read"):
         state.require_read(rows.flip(0))
 
 

@@ -185,7 +185,7 @@ with pytest.raises(ValueError, match=r"context_parallel\(model, None\)"):
     model.generate(second, max_new_tokens=2)
 with pytest.raises(ValueError, match="shift_labels"):
     model(second, labels=second)
-with pytest.raises(ValueError, match="past_key_values holds 1 sequences, but the batch has 2"):
+with pytest.raises(ValueError, match="cache holds 1 sequences, but the batch has 2"):
     model(random_ids(2, LENGTH), past_key_values=state)
 context_parallel(model, None)
 written = model.generate(second, max_new_tokens=8, do_sample=False)

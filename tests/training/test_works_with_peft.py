@@ -147,7 +147,7 @@ def test_prompt_tuning_generates(fla_model, use_cache):
 def test_prefix_tuning_is_refused(fla_model):
     """Its prefix is a key/value cache, of which a retention knows nothing: an error, and no wrong answer."""
     tuned = get_peft_model(copy.deepcopy(fla_model), PrefixTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM"))
-    with pytest.raises(ValueError, match="past_key_values must be a RetNetState or an empty cache"):
+    with pytest.raises(ValueError, match="cache must be a RetNetState or an empty cache"):
         tuned(random_ids(1, 7))
 
 
