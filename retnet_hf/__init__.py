@@ -2,11 +2,13 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Retentive networks as ordinary Hugging Face models. Importing the package registers them with the Auto classes."""
 
+from typing import TYPE_CHECKING, Any
+
 import transformers
 from transformers.utils import is_vision_available
 
 from .hub.foreign import conversion
-from .hub.model_types import register, register_image_processors, register_target_modules
+from .hub.model_types import register, register_image_processors
 from .hybrid.configuration_hybrid import RetNetHybridConfig
 from .hybrid.modeling_hybrid import (
     RetNetHybridForCausalLM,
@@ -42,7 +44,6 @@ from .state.retention_state import RetNetState
 from .state.stream_state import StreamState
 from .training.split_over_ranks import context_parallel, shard_sequence
 from .training.state_tuning import StateTuning
-from .training.streaming import CarryState, StreamScore, TokenStreams, score_stream
 from .version import __version__
 from .vision.configuration_metaformer import MetaFormerConfig
 from .vision.configuration_rmt import RMTConfig
@@ -117,7 +118,10 @@ __all__ = [
     "shard_sequence",
 ]
 
-if is_vision_available():  # Pillow
+if TYPE_CHECKING:
+    from .training.streaming import CarryState, StreamScore, TokenStreams, score_stream
+
+try:
     from .vision.image_processing_retention import (
         MetaFormerImageProcessor,
         MetaFormerImageProcessorPil,
@@ -126,7 +130,13 @@ if is_vision_available():  # Pillow
         ViRImageProcessor,
         ViRImageProcessorPil,
     )
-
+except Exception as error:  # Pillow is not installed, or an installed torchvision fails in one of many ways
+    _missing = (
+        f"cannot be imported: {error}"
+        if is_vision_available()
+        else "needs Pillow, which is not installed: pip install Pillow"
+    )
+else:
     __all__ += [
         "MetaFormerImageProcessor",
         "MetaFormerImageProcessorPil",
@@ -135,17 +145,18 @@ if is_vision_available():  # Pillow
         "ViRImageProcessor",
         "ViRImageProcessorPil",
     ]
-    for _config_class, _processor_class, _pil_class in (
-        (MetaFormerConfig, MetaFormerImageProcessor, MetaFormerImageProcessorPil),
-        (RMTConfig, RMTImageProcessor, RMTImageProcessorPil),
-        (ViRConfig, ViRImageProcessor, ViRImageProcessorPil),
-    ):
-        register_image_processors(_config_class, _processor_class, _pil_class)
+    register_image_processors(MetaFormerConfig, MetaFormerImageProcessor, MetaFormerImageProcessorPil)
+    register_image_processors(RMTConfig, RMTImageProcessor, RMTImageProcessorPil)
+    register_image_processors(ViRConfig, ViRImageProcessor, ViRImageProcessorPil)
 
 
-def __getattr__(name: str) -> None:
-    if name.endswith(("ImageProcessor", "ImageProcessorPil")) and not is_vision_available():
-        raise ImportError(f"{name} needs Pillow, which is not installed: pip install Pillow")
+def __getattr__(name: str) -> Any:
+    if name in ("CarryState", "StreamScore", "TokenStreams", "score_stream"):
+        from .training import streaming  # not before: transformers' module of Trainer's callbacks imports PEFT
+
+        return getattr(streaming, name)
+    if name.endswith(("ImageProcessor", "ImageProcessorPil")) and "_missing" in globals():
+        raise ImportError(f"{name} {_missing}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -170,5 +181,4 @@ for _config_class in _CONFIGS:
     _family = _config_class.__name__.removesuffix("Config")
     _ends = (end for end in _AUTO_CLASSES if _family + end in __all__)
     register(_config_class, {_AUTO_CLASSES[end]: globals()[_family + end] for end in _ends})
-register_target_modules(*(_config_class.model_type for _config_class in _CONFIGS))
 conversion("family_model_types")  # registers the model types of other families that are RetNets

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 
+from ..hub.adapter_targets import offer_to_adapters
 from ..hub.saving import TRAVELS, SavedWithCode
 
 
@@ -48,6 +49,7 @@ class KnownFieldsMixin(SavedWithCode):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields, and `auto_map` if code is saved with the model."""
+        offer_to_adapters(self.model_type, hasattr(self, "vocab_size"))
         content = super().to_dict()
         return content if self.auto_map else {name: value for name, value in content.items() if name != "auto_map"}
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.models.auto.image_processing_auto import AutoImageProcessor  # 5.17 exports it only with torchvision
 from transformers.utils import is_torchvision_available, logging
 
 
@@ -42,22 +41,8 @@ def register(config_class: type[PreTrainedConfig], models: Mapping[Any, type]) -
 
 def register_image_processors(config_class: type[PreTrainedConfig], default: type, of_pillow: type) -> None:
     """Registers the image processors of a configuration. The default uses torchvision or, without it, Pillow."""
+    # transformers 5.17 exports it only with torchvision, and a broken torchvision may be installed.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
     classes = {"pil": of_pillow, "torchvision": default} if is_torchvision_available() else {"pil": default}
     AutoImageProcessor.register(config_class, image_processor_classes=classes, exist_ok=True)
-
-
-def register_target_modules(*model_types: str) -> None:
-    """Adds the model types to PEFT's tables of default target modules, with all linear layers except the head.
-
-    These are LoRA's table, and the tables of all methods with the same targets.
-    """
-    try:
-        from peft import utils
-    except ImportError:  # PEFT is not installed, or needs another version of transformers
-        return
-    llama = utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["llama"]
-    tables = [getattr(utils, name) for name in utils.__all__ if name.endswith("_TARGET_MODULES_MAPPING")]
-    for table in tables:
-        if table.get("llama") == llama:
-            for model_type in model_types:
-                table.setdefault(model_type, utils.INCLUDE_LINEAR_LAYERS_SHORTHAND)
