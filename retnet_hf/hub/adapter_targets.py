@@ -15,6 +15,7 @@ def offer_to_adapters(model_type: str, is_language: bool) -> None:
 
     Configurations call it in `to_dict`, which PEFT calls before it looks the type up. So PEFT need not be imported first.
     """
-    for name, table in list(vars(sys.modules.get("peft.utils", object)).items()):
-        if name.endswith("_TARGET_MODULES_MAPPING") and isinstance(table, dict) and table.get("llama") == ["q_proj", "v_proj"]:
+    names = list(vars(sys.modules.get("peft.utils", object)).items())
+    for table in (table for name, table in names if name.endswith("_TARGET_MODULES_MAPPING") and isinstance(table, dict)):
+        if table.get("llama") == ["q_proj", "v_proj"]:
             table.setdefault(model_type, LAYERS + LATENT if is_language else "all-linear")

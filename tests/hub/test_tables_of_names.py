@@ -22,7 +22,7 @@ from peft import LoraConfig, get_peft_model
 from small_models import random_ids, small_config, small_model
 from small_vision_models import VISION_FAMILIES
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.models.auto import modeling_auto
 
 import retnet_hf
@@ -51,7 +51,6 @@ def settings(folder, **options) -> TrainingArguments:
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_class_stands_in_the_table_of_its_task(name):
     model_type, task = CLASSES[name].config_class.model_type, re.search("(?<=[a-zTR])For[A-Z].*", name)[0]
-    CLASSES[name].config_class()  # models are registered once a configuration is made
     tables = {"ForCausalLM": "CAUSAL_LM", "ForMaskedLM": "MASKED_LM", "ForMaskedImageModeling": "MASKED_IMAGE_MODELING"}
     table = (
         tables.get(task)
@@ -67,6 +66,38 @@ def test_every_class_stands_in_the_table_of_its_task(name):
         modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES"
     )
     assert names[model_type] == name
+
+
+def test_heads_take_what_a_user_registers_and_register_nothing():
+    """A derived configuration may have no model of its own, as a copy in saved code."""
+
+    class OwnModel(RetNetModel):
+        pass
+
+    class OwnConfig(RetNetConfig):
+        model_type = "own_of_a_user"
+
+    class ModelOfOwnConfig(RetNetModel):
+        config_class = OwnConfig
+
+    tables = [
+        getattr(modeling_auto, name)._extra_content for name in dir(modeling_auto) if re.fullmatch("MODEL.*MAPPING", name)
+    ]
+    before = [dict(table) for table in tables]
+    for config_class, registered in ((OwnConfig, None), (RetNetConfig, OwnModel), (OwnConfig, ModelOfOwnConfig)):
+        if registered:
+            AutoModel.register(config_class, registered, exist_ok=True)
+        now = [dict(table) for table in tables]
+        for cls in CLASSES.values():
+            if cls.config_class is RetNetConfig and not cls.__name__.endswith("LM"):
+                model = cls(config_class(**small_config().to_diff_dict()))
+                assert type(model.model) is (registered or RetNetModel)
+        for family in VISION_FAMILIES.values():
+            family.model()
+        assert [dict(table) for table in tables] == now
+    for table, content in zip(tables, before):
+        table.clear()
+        table.update(content)
 
 
 class Derived(RetNetForCausalLM):

@@ -17,14 +17,29 @@ from peft import (
     PromptTuningConfig,
     get_peft_model,
 )
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-from small_models import as_for_a_llama, close, greedy, random_ids
+from small_models import as_for_a_llama, close, greedy, random_ids, small_model
 from small_vir import small_vir
 from small_vision_models import VISION_FAMILIES
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
-from retnet_hf import MetaFormerConfig, MetaFormerForImageClassification, RetNetState
+from retnet_hf import (
+    MetaFormerConfig,
+    MetaFormerForImageClassification,
+    RetNetForCausalLM,
+    RetNetForQuestionAnswering,
+    RetNetForSequenceClassification,
+    RetNetForTokenClassification,
+    RetNetHybridForCausalLM,
+    RetNetHybridForQuestionAnswering,
+    RetNetHybridForSequenceClassification,
+    RetNetHybridForTokenClassification,
+    RetNetHybridModel,
+    RetNetModel,
+    RetNetState,
+)
 
 
 def adapted(tuned) -> set[str]:
@@ -107,13 +122,38 @@ def test_lora_adapts_the_layers_that_it_can(make):
     assert adapted(tuned) == linear_layers(model, "classifier")
 
 
-@pytest.mark.parametrize("config", [LoHaConfig(r=2), OFTConfig(), AdaLoraConfig(init_r=4, target_r=2, total_step=10)])
-def test_other_methods_without_target_modules(fla_model, config):
-    config.task_type = "CAUSAL_LM"
-    tuned = get_peft_model(copy.deepcopy(fla_model), config)
-    ids = random_ids(2, 9)
-    tuned(input_ids=ids, labels=ids).loss.backward()
-    assert sum(parameter.grad is not None for parameter in tuned.parameters()) >= 16  # the linear layers of two blocks
+TASKS = {
+    "CAUSAL_LM": (RetNetForCausalLM, RetNetHybridForCausalLM, "lm_head"),
+    "SEQ_CLS": (RetNetForSequenceClassification, RetNetHybridForSequenceClassification, "score"),
+    "TOKEN_CLS": (RetNetForTokenClassification, RetNetHybridForTokenClassification, "score"),
+    "QUESTION_ANS": (RetNetForQuestionAnswering, RetNetHybridForQuestionAnswering, "qa_outputs"),
+    "FEATURE_EXTRACTION": (RetNetModel, RetNetHybridModel, "none"),
+}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "task", "method"),
+    [
+        *((dialect, task, LoraConfig) for dialect in ("fla", "hybrid") for task in TASKS),
+        *(("fla", task, method) for task in ("CAUSAL_LM", "TOKEN_CLS") for method in (LoHaConfig, OFTConfig, AdaLoraConfig)),
+    ],
+)
+def test_every_task_and_method_without_target_modules(dialect, task, method, tmp_path, monkeypatch):
+    """All linear layers but the head, which tasks of classes train whole."""
+    monkeypatch.delitem(TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING, "retnet", raising=False)  # as before any model
+    plain, hybrid, head = TASKS[task]
+    model = small_model(dialect, model_class=hybrid if dialect == "hybrid" else plain)
+    options = {"init_r": 4, "target_r": 2, "total_step": 10} if method is AdaLoraConfig else {}
+    tuned = get_peft_model(copy.deepcopy(model), method(task_type=task, **options))
+    found = {name for name, each in tuned.named_modules() if isinstance(each, BaseTunerLayer)}
+    assert {name.removeprefix("base_model.model.") for name in found} == linear_layers(model, head)
+    outputs = tuned(input_ids=random_ids(2, 9))
+    sum(each.float().sum() for each in outputs.to_tuple() if isinstance(each, torch.Tensor)).backward()
+    trained = {name for name, parameter in tuned.named_parameters() if parameter.grad is not None}
+    assert any(f".{head}.modules_to_save" in name for name in trained) == (task in ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS"))
+    tuned.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(model, tmp_path)
+    close(loaded.eval()(input_ids=random_ids(2, 9))[0], tuned.eval()(input_ids=random_ids(2, 9))[0], 1e-6)
 
 
 def test_target_modules_that_are_named_are_kept(fla_model):

@@ -89,12 +89,33 @@ def test_a_module_of_conversion_may_be_imported_first(module, tmp_path):
     run(f"import json, retnet_hf_conversion.{module}; print(json.dumps([]))", tmp_path)
 
 
+TORCHVISION = """
+class Names(type):
+    __getattr__ = lambda cls, name: name
+class InterpolationMode(metaclass=Names): pass
+pil_to_tensor = None
+"""
+
+
 def test_importing_the_package_imports_nothing_that_it_can_do_without(tmp_path):
+    """Whatever is installed, and however broken it is."""
+    for name in ("peft", "trl", "vllm", "datasets", "matplotlib"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('an installation that does not work')")
+    (tmp_path / "torchvision" / "transforms").mkdir(parents=True)  # without what image processors need
+    for name in ("__init__", "io", "transforms/__init__", "transforms/functional"):
+        (tmp_path / "torchvision" / f"{name}.py").write_text(TORCHVISION)
     look = """
 import json
 import sys
 import retnet_hf
-heavy = ["datasets", "matplotlib", "typer", "fla", "onnx", "rich.console"]
+heavy = ["peft", "trl", "vllm", "datasets", "matplotlib", "typer", "fla", "onnx", "rich.console"]
+found = [name for name in heavy if name in sys.modules]
+try:
+    retnet_hf.ViRImageProcessor
+except ImportError as error:
+    found.append(str(error))
+sys.modules["peft"] = None
 listed = set(dir(retnet_hf)) >= set(retnet_hf.__all__)
 from retnet_hf import *
 here = all(name in globals() for name in retnet_hf.__all__)
@@ -102,10 +123,11 @@ try:
     retnet_hf.unheard_of
 except AttributeError as error:
     said = str(error)
-print(json.dumps([[name for name in heavy if name in sys.modules], listed, here, said]))
+print(json.dumps([found, listed, here, said]))
 """
     found, _ = run(look, tmp_path)
-    assert found == [[], True, True, "module 'retnet_hf' has no attribute 'unheard_of'"]
+    broken = "ViRImageProcessor cannot be imported: No module named 'torchvision.transforms.v2'"
+    assert found == [[broken], True, True, "module 'retnet_hf' has no attribute 'unheard_of'"]
 
 
 def test_language_models_need_no_extra_and_image_processors_name_theirs(tmp_path):
