@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..state.state_file import FirstTokens
+from ..state.state_file import first_tokens_of
 from ..state.stream_state import ConvolutionState, StreamState, check_call, part_of
 
 
@@ -73,7 +73,7 @@ class CausalConv1d(nn.Conv1d):
             output = F.pad(output, (0, 0, self.span, 0)).take_along_dim(order.argsort(dim=1)[..., None], dim=1)
             output = output[:, self.span :]
         if own is not None:
-            if own.tail is None and not torch.compiler.is_compiling():
-                own.first_tokens = (FirstTokens.of_call(output, mask, hidden_states=hidden_states, mask=mask),)
+            if own.tail is None:
+                own.first_tokens = first_tokens_of(output, mask, hidden_states=hidden_states, mask=mask)
             own.tail = joined[:, tokens:].clone()  # a view would keep the memory of the whole piece
         return output, state

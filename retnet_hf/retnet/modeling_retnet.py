@@ -51,7 +51,7 @@ from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan
 from ..ops.retention_forms import form_of_call, needs_autograd
 from ..state.retention_state import RetNetState, UpdatedOnce, computes_layers_again, first_in_use, past_of_call
-from ..state.state_file import FirstTokens
+from ..state.state_file import first_tokens_of
 from .configuration_retnet import RetNetConfig
 from .decay_and_rotation import PlansRetention, RetNetDecay
 from .generation_retnet import CACHE, RetNetGeneration
@@ -271,7 +271,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
                 first_in_use(past.layers).remember_last(input_ids)
             if begins and not self.training and position_ids is None and not kwargs.keys() & DOCUMENTS:
                 inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
-                past.first_tokens = (FirstTokens.of_call(hidden_states, attention_mask, **inputs),)
+                past.first_tokens = first_tokens_of(hidden_states, attention_mask, **inputs)
         return self.output_class(last_hidden_state=hidden_states, **{CACHE: past if use_cache else None})
 
     def read(self, hidden_states: Tensor, plans: list[Plan], state: Cache | None, **kwargs) -> Tensor:

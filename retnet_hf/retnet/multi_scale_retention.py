@@ -11,7 +11,7 @@ from ..modules.initial_weights import draw_weights
 from ..ops.layout import layout_of
 from ..ops.retention_forms import form_of_call
 from ..state.retention_state import RetNetState
-from ..state.state_file import FirstTokens
+from ..state.state_file import first_tokens_of
 from ..state.stream_state import StreamState, check_call, part_of
 from .configuration_retnet import RetNetConfig
 from .decay_and_rotation import PlansRetention
@@ -145,6 +145,6 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
         plan = self.plan_of_layout(layout, decays, form, dtype, state is not None, False)
         begins = own is not None and not own.layers[0].is_initialized
         output, _ = super().forward(hidden_states, plan, own)
-        if begins and documents is None and not torch.compiler.is_compiling():
-            own.first_tokens = (FirstTokens.of_call(output, mask, hidden_states=hidden_states, mask=mask),)
+        if begins and documents is None:
+            own.first_tokens = first_tokens_of(output, mask, hidden_states=hidden_states, mask=mask)
         return output, state

@@ -22,6 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.configuration_utils import PreTrainedConfig
 
+from ..ops.retention_forms import needs_autograd
+
 
 STATE_DTYPES = (torch.float32, torch.float64)
 KEY_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -83,21 +85,6 @@ class FirstTokens(NamedTuple):
     inputs: dict[str, Tensor]
     outputs: Tensor
 
-    @classmethod
-    def of_call(cls, outputs: Tensor, mask: Tensor | None, /, **inputs: Tensor | None) -> "FirstTokens":
-        """Copies the first tokens of one row of a call, from inputs and outputs (B, T, ...) and a mask (B, T).
-
-        The row is that with the fewest absent tokens at its beginning. `inputs` contain the mask, too.
-        """
-        given = {name: part for name, part in inputs.items() if part is not None} | {"outputs": outputs}
-        count = min(NUM_FIRST_TOKENS, outputs.shape[1])
-        row = torch.zeros(1, dtype=torch.int64, device=outputs.device)
-        if mask is not None:
-            row = (mask[:, :count] != 0).sum(1).argmax(0, keepdim=True)
-        first = {name: part[:, :count].detach().index_select(0, row.to(part.device)) for name, part in given.items()}
-        outputs = first.pop("outputs")
-        return cls(first, outputs if mask is None else outputs * (mask[row, :count, None] != 0).to(outputs))
-
     @torch.no_grad()
     def fits(self, module: nn.Module) -> bool:
         """Returns whether the module in evaluation mode gives the same outputs."""
@@ -114,6 +101,25 @@ class FirstTokens(NamedTuple):
         expected = self.outputs.to(device, torch.promote_types(*dtypes) if len(dtypes) > 1 else found.dtype)
         differs = (found - expected).masked_fill(expected == 0, 0)  # absent tokens
         return bool(differs.norm() <= tolerance * expected.norm())
+
+
+def first_tokens_of(outputs: Tensor, mask: Tensor | None, /, **inputs: Tensor | None) -> tuple[FirstTokens, ...]:
+    """Copies the first tokens of one row of a call, from inputs and outputs (B, T, ...) and a mask (B, T).
+
+    The row is that with the fewest absent tokens at its beginning. `inputs` contain the mask, too. Returns nothing in
+    compiled calls, and under autocast, which rounds differently from later calls.
+    """
+    if needs_autograd() or torch.is_autocast_enabled(outputs.device.type):
+        return ()
+    count, given = min(NUM_FIRST_TOKENS, outputs.shape[1]), inputs | {"outputs": outputs}
+    first = {name: part[:, :count].detach() for name, part in given.items() if part is not None}
+    if mask is None:
+        first = {name: part[:1].clone() for name, part in first.items()}
+        return (FirstTokens(first, first.pop("outputs")),)
+    row = (mask[:, :count] != 0).sum(1).argmax(0, keepdim=True)
+    first = {name: part.index_select(0, row.to(part.device)) for name, part in first.items()}
+    absent = (mask.index_select(0, row)[:, :count, None] == 0).to(outputs.device)
+    return (FirstTokens(first, first.pop("outputs").masked_fill_(absent, 0)),)
 
 
 def joint_first_tokens(states: Iterable[Any]) -> tuple[FirstTokens, ...]:
