@@ -130,12 +130,13 @@ def test_a_link_to_no_file_to_no_heading_and_to_a_name_of_the_site_is_dead(tmp_p
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)
 def test_no_page_installs_a_distribution_that_no_index_has(page):
-    assert re.findall(r"pip install \S*retnet.hf.*", page.read_text(encoding="utf-8")) == []
+    released = "] - 20" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")  # the heading of a version has its date
+    assert released or re.findall(r"pip install \S*retnet.hf.*", page.read_text(encoding="utf-8")) == []
 
 
 def test_the_changelog_names_the_version():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert "## [Unreleased]" in changelog
+    assert "## [Unreleased]" in changelog or "] - 20" in changelog
     assert retnet_hf.__version__ in changelog
 
 

@@ -16,6 +16,7 @@ from transformers import TrainingArguments
 import retnet_hf
 import retnet_hf_cli
 from retnet_hf_cli.app import UsageError, app
+from retnet_hf_cli.errors import how_to_install
 from retnet_hf_cli.interrupts import leaving_order
 from retnet_hf_cli.training.schedule import Course, Supervisor
 
@@ -95,11 +96,8 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(pa
     program = f"import sys; sys.modules[{package!r}] = None; from retnet_hf_cli.__main__ import run; run()"
     command = [sys.executable, "-c", program, *arguments.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
-    sentence = (
-        f"retnet-hf: {package.split('.')[0]} is not installed, but the command needs it: "
-        'pip install ".[cli]" in the folder of the checkout of retnet_hf\n'
-    )
-    assert (done.returncode, done.stderr) == (1, sentence)
+    sentence = f"{package.split('.')[0]} is not installed, but the command needs it: {how_to_install('cli')}"
+    assert (done.returncode, done.stderr) == (1, f"retnet-hf: {sentence}\n")
 
 
 def test_every_folder_of_the_command_is_in_the_wheel():

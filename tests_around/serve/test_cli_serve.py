@@ -23,7 +23,7 @@ from torchrun import free_port
 
 from retnet_hf import RetNetForMaskedLM, RetNetState
 from retnet_hf_cli.commands import serve
-from retnet_hf_cli.errors import InputError
+from retnet_hf_cli.errors import InputError, how_to_install
 from retnet_hf_cli.serving.served_model import dtype_of, state_bytes, vllm_arguments
 
 
@@ -198,8 +198,7 @@ def test_a_missing_engine_is_named_with_the_command_that_installs_it(folder, eng
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     answer = retnet_hf("serve", folder, "--engine", engine)
     assert answer.code == 2
-    command = f'pip install ".[{extra}]" in the folder of the checkout of retnet_hf'
-    assert answer.err == f"retnet-hf: the server of {engine} is not installed: {command}\n"
+    assert answer.err == f"retnet-hf: the server of {engine} is not installed: {how_to_install(extra)}\n"
 
 
 def test_a_model_of_another_kind_is_refused(tmp_path, retnet_hf):
