@@ -58,7 +58,8 @@ class Checkpoint:
         self.path = path
         self.folder = path if path.is_dir() else path.parent
         self.files = _weight_files(path)
-        self.config = _read_config(self.folder)
+        file = self.folder / "config.json"
+        self.config = _possible(_read_json(file), file) if file.is_file() else None
         self.tensors: dict[str, Tensor] = {}  # mapped from the files: values are read when they are used
         for file in self.files:
             _require_content(file)
@@ -103,7 +104,7 @@ def _weight_files(path: Path) -> list[Path]:
         if (path / name).is_file():
             return _files_of_index(path / name) if name.endswith(".json") else [path / name]
     for suffixes in (SAFETENSORS, PICKLES):
-        files = sorted(file for file in path.iterdir() if file.is_file() and file.name.lower().endswith(suffixes))
+        files = sorted(file for file in path.glob("[!.]*") if file.is_file() and file.name.lower().endswith(suffixes))
         if len(files) > 1:
             raise CheckpointError(f"{path} holds several weight files and no index: give the path of one of them")
         if files:
@@ -131,11 +132,6 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds no JSON object")
     return content
-
-
-def _read_config(folder: Path) -> dict[str, Any] | None:
-    file = folder / "config.json"
-    return _possible(_read_json(file), file) if file.is_file() else None
 
 
 def _possible(config: dict[str, Any] | None, file: Path) -> dict[str, Any] | None:
@@ -189,17 +185,11 @@ def _unpickle(file: Path) -> Any:
             raise CheckpointError(f"{file} is empty") from error
         if not isinstance(error, pickle.UnpicklingError):
             raise CheckpointError(f"{file} is damaged, or not a PyTorch file: {first_line(error)}") from error
-        refused = _refused_name(error)
+        refused = " ".join(str(error).partition("GLOBAL ")[2].split()[:1])  # the name that torch quotes, if it does
         raise CheckpointError(
             f"{file} holds more than tensors and plain values, or is damaged. Reading it could run code in it, and is "
             f"therefore refused{refused and f': {refused}'}"
         ) from error
-
-
-def _refused_name(error: Exception) -> str:
-    """Returns the name that torch's error says was refused, or "" if the error has no name."""
-    _, found, rest = str(error).partition("GLOBAL ")
-    return rest.split()[0] if found else ""
 
 
 def _weights_in(held: Any, file: Path) -> Mapping[str, Tensor]:

@@ -53,11 +53,7 @@ def _spans(first: tuple[str, ...], last: tuple[str, ...]) -> list[str]:
 def _span(first: str, last: str) -> str:
     """Returns layers.0-23.x for layers.0.x and layers.23.x."""
     numbers = iter(re.findall(r"\d+", last))
-    return re.sub(r"\d+", lambda number: _between(number[0], next(numbers)), first)
-
-
-def _between(first: str, last: str) -> str:
-    return first if first == last else f"{first}-{last}"
+    return re.sub(r"\d+", lambda number: number[0] + (f"-{end}" if (end := next(numbers)) != number[0] else ""), first)
 
 
 def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:

@@ -3,17 +3,16 @@
 """Replacement of an older folder by a finished one: checks that it is allowed, and loses nothing if interrupted."""
 
 import contextlib
-import fnmatch
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from .errors import CheckpointError, printable
-from .model_files import FILES, FOLDERS, MARKS
+from .model_files import FINISHED, MARKS, UNFINISHED
 
 
 @contextlib.contextmanager
@@ -85,17 +84,17 @@ def require_apart(output: Path, sources: Iterable[Path]) -> None:
 
 def require_replaceable(folder: Path) -> None:
     """Raises CheckpointError for the first file in a folder that no command writes."""
-    package = find_spec("retnet_hf").submodule_search_locations[0]
-    modules = (path.name for path in Path(package).rglob("*.py"))
-    code = [name for name in modules if name.startswith(("configuration_", "modeling_", "image_processing_"))]
-    code.append("retnet_gpu.py")  # `save_pretrained` writes these files if it saves code
+    layout = FINISHED | (UNFINISHED if folder.suffix == ".partial" else {})
     for where, folders, files in os.walk(folder):
+        inside = Path(where).relative_to(folder)
+        known = next(names for path, names in layout.items() if re.fullmatch(path, inside.as_posix()))
         for name in sorted((*folders, *files)):
             is_folder = name in folders and not Path(where, name).is_symlink()
-            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in (FOLDERS if is_folder else (*FILES, *code))):
+            patterns, text = (layout, (inside / name).as_posix()) if is_folder else (known, name)
+            if not any(re.fullmatch(pattern, text) for pattern in patterns):
                 raise CheckpointError(
-                    f"{printable(Path(where, name))} is not part of a model, and --overwrite would delete it: "
-                    "move it away, or give another folder"
+                    f"{printable(Path(where, name))} is not part of a model, and would be deleted: move it away, or give "
+                    "another folder"
                 )
 
 

@@ -102,7 +102,7 @@ NAMES = {"vir": "ViR", "rmt": "RMT", "metaformer": "MetaFormer", "vit": "ViT"}
 
 def read_idx(folder: Path, part: str, what: str) -> np.ndarray:
     """Returns the array of unsigned bytes in an IDX file such as train-images-idx3-ubyte.gz."""
-    file = next(folder.glob(f"*{part}*{what}*idx*"))
+    file = next(file for end in ("", ".gz") for file in folder.glob(f"[!.]*{what}-idx?-ubyte{end}") if part in file.name)
     data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     start = 4 + 4 * data[3]  # of the elements, after the sizes of the dimensions
     return np.frombuffer(data, np.uint8, offset=start).reshape(np.frombuffer(data[4:start], ">u4").astype(int))
@@ -111,7 +111,7 @@ def read_idx(folder: Path, part: str, what: str) -> np.ndarray:
 def load(options: Options) -> DatasetDict:
     """Returns the pictures to train on and to test on, in columns `image` and `label`."""
     folder = Path(options.data)
-    if any(folder.glob("*idx3*")):
+    if any(folder.glob("[!.]*idx3-ubyte*")):
         parts = {
             name: Dataset.from_dict(
                 {

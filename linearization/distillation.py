@@ -23,6 +23,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, Trainer
 
+from retnet_hf_conversion.whole_files import whole, write_whole
+
 from .measures import HEAD_TOKENS, logits_of
 
 
@@ -219,15 +221,12 @@ def store_teacher(teacher: PreTrainedModel, batches: Iterable[Tensor], folder: s
         hidden = teacher.model(ids.to(teacher.device), use_cache=False).last_hidden_state.flatten(0, 1)  # (B T, D)
         tops = [logits_of(teacher, rows).float().log_softmax(-1).topk(k) for rows in hidden.split(HEAD_TOKENS)]
         values, indices = (torch.cat(parts).view(*ids.shape, k) for parts in zip(*tops))
-        partial = path.with_suffix(".partial")
         tensors = zip(_STORED, (ids.int(), values.half(), indices.int()))
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors}, partial, metadata=asked)
-        os.replace(partial, path)
+        with whole(path) as partial:
+            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors}, partial, metadata=asked)
     if not lengths:
         raise ValueError("batches must hold at least one block of tokens.")
-    partial = folder / f"{_INDEX}.partial"
-    partial.write_text(json.dumps({"blocks": lengths}), encoding="utf-8")
-    os.replace(partial, folder / _INDEX)
+    write_whole(folder / _INDEX, json.dumps({"blocks": lengths}))
 
 
 def _digest(ids: Tensor) -> str:

@@ -53,6 +53,14 @@ def mlx_sizes(model: RetNetForCausalLM) -> dict[str, Any]:
     config, inner = model.config, model.model
     if config.is_hybrid:
         raise ExportError("the model file for mlx-lm supports only a plain RetNet, not a RetNetHybrid")
+    with torch.device("meta"):
+        plain = RetNetForCausalLM(config).state_dict()
+    shapes = [{(name, tensor.shape) for name, tensor in tensors.items()} for tensors in (model.state_dict(), plain)]
+    if other := sorted(shapes[0] ^ shapes[1]):
+        raise ExportError(
+            f"mlx-lm loads only the tensors of a plain RetNet, and {other[0][0]} is additional, absent or of another shape: "
+            "merge adapters first, with merge_and_unload()"
+        )
     layers = []
     for index, log_decays in enumerate(inner.decay.of_layers(torch.float32, torch.device("cpu"))):
         layers.append({"log_decays": log_decays.tolist(), "feature_map": config.feature_map_of(index)})

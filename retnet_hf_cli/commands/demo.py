@@ -16,7 +16,7 @@ from ..interrupts import leaving_order
 from ..named_inputs import require_data
 from ..options import Overwrite, data_option, run_option, training_option
 from ..slow_imports import loading
-from ..text.corpus import SAMPLE_TEXT, read_documents
+from ..text.corpus import SAMPLE_TEXT, read_documents, text_files
 from ..training.run_folder import TrainingFolder
 from .generate import emit, invite
 
@@ -75,6 +75,7 @@ def demo(
         documents = read_documents([source])
         course = Course(epochs=4, minutes=minutes - reserve, started=started)
         run = prepare([source], documents, folder, recipe, course)
+    console.print(text_files([source])[1], markup=False, soft_wrap=True)
     with leaving_order():
         try:
             show_training(run, console)
@@ -112,7 +113,7 @@ def show_generation(run: "TextRun", console: Console) -> None:
     ids = stream[torch.arange(read, MANY) % len(stream)].long()[None].to(model.device)
     before, config = written.state.nbytes, model.config
     with torch.no_grad():
-        model(ids, past_key_values=written.state, use_cache=True, logits_to_keep=1)
+        model(ids, cache=written.state, use_cache=True, logits_to_keep=1)
     keys_and_values = 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize * MANY
     console.print(
         f"after {read:,} tokens its state takes {before:,} bytes, and after {MANY:,} tokens {written.state.nbytes:,}; "

@@ -27,7 +27,7 @@ def generate(
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Annotated[int | None, sampling_option(min=0, help="The same seed gives the same text.")] = None,
     echo: Annotated[bool, run_option(help="Print the prompt before its continuation.")] = True,
-    compile_: Annotated[bool, run_option("--compile", help="Compile decoding first: once, some seconds.")] = False,
+    compile_: Annotated[bool, run_option("--compile", help="Compile decoding first: once, about half a minute.")] = False,
     threads: WriterThreads = None,
 ) -> None:
     """Continue a text, token by token, in constant memory.

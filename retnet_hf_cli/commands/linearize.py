@@ -37,8 +37,8 @@ def linearize(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="Text files, .jsonl files, folders, or the name of a data set on the Hub, read as far as needed. The "
-            "training text of the source is best.",
+            help="Text files; folders of .txt, .md, .jsonl; or the name of a data set on the Hub, read as far as needed. "
+            "The training text of the source is best.",
             show_default=f"{DEFAULT_TEXT}, {DEFAULT_SUBSET}",
         ),
     ] = None,
@@ -142,7 +142,7 @@ def linearize(
         from ..linearizing.recipe import Recipe
         from ..linearizing.teacher import dequantised, source_config
         from ..linearizing.texts import read_texts
-        from ..text.corpus import load_tokenizer
+        from ..text.corpus import load_tokenizer, text_files
         from ..training.run import within_memory
         from ..training.schedule import Course
         from ..training.start import Start
@@ -160,9 +160,11 @@ def linearize(
         tokenizer = load_tokenizer(name)
     if window is not None and options.given(context, "decays", "gate", "share_states"):
         raise InputError("--decays, --gate and --share-states are options of retention, which --window replaces")
-    trained = {Path(text).expanduser().resolve() for text in texts}
-    if seen := [text for text in unseen or [] if Path(text).expanduser().resolve() in trained]:
-        raise InputError(f"--unseen {seen[0]} is also used in training")
+    trained, own = {Path(text).expanduser().resolve() for text in texts}, (*folder.own, Path(name).expanduser().resolve())
+    for text in unseen or []:
+        repeats = text_files([*texts, text], own)[0][-1] != text_files([text], own)[0][-1]  # some of the files in it
+        if repeats or Path(text).expanduser().resolve() in trained:
+            raise InputError(f"--unseen {text} is also used in training")
     begun = folder.read_record(folder.partial)["recipe"] if resume and folder.partial.exists() else {}
     if minutes is None and begun.get("report", 1.0) != 1.0:
         raise InputError("this run was planned with --minutes: give that option again")
@@ -175,7 +177,8 @@ def linearize(
             recipe = planned(recipe, speed, config.num_hidden_layers, minutes)
             console.print(sentence(recipe, speed, minutes), soft_wrap=True)
     with console.status("reading the text"):
-        reading = {"field": field, "split": split, "apart_from": (*folder.own, Path(name).expanduser().resolve())}
+        reading = {"field": field, "split": split, "apart_from": own}
         read = read_texts(texts, unseen or [], tokenizer, recipe, config.vocab_size, subset, **reading)
     start = Start(folder, recipe, options.chosen(Course, context), read.digest, data="the source or the text is")
+    console.print(text_files([*texts, *(unseen or [])], own)[1], markup=False, soft_wrap=True)
     Linearization(start=start, console=console, tokenizer=tokenizer, texts=read).run()

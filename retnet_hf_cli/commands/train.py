@@ -21,7 +21,7 @@ def train(
     context: typer.Context,
     texts: Annotated[
         list[str],
-        argument(metavar="TEXT...", help="Text files, .jsonl files, folders of both, or the name of a data set on the Hub."),
+        argument(metavar="TEXT...", help="Text files; folders of .txt, .md, .jsonl; or the name of a data set on the Hub."),
     ],
     output: options.Output = Path("retnet-model"),
     resume: options.Resume = False,
@@ -74,7 +74,7 @@ def train(
     with loading(console, threads):
         from retnet_hf.retnet.configuration_retnet import RetNetConfig
 
-        from ..text.corpus import read_documents
+        from ..text.corpus import read_documents, text_files
         from ..text.training import Recipe, prepare
         from ..training.progress import complete
         from ..training.run import read_config
@@ -86,5 +86,6 @@ def train(
     with console.status("reading the text, preparing tokenizer and model"):
         documents = read_documents(texts, field, split, subset, folder.own)
         run = prepare(texts, documents, folder, recipe, options.chosen(Course, context))
+    console.print(text_files(texts, folder.own)[1], markup=False, soft_wrap=True)
     if complete(run, console):
         invite(output, run.prompt, console)

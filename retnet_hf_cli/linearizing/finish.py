@@ -14,7 +14,6 @@ from typing import Any
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
-from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from retnet_hf.hub.cards import model_card
@@ -120,7 +119,9 @@ def finish(run: Any, student: RetNetForCausalLM) -> None:
     card.save(finished / "README.md")
     replace(run.folder.output, finished)
     shutil.rmtree(partial)
-    summarise(report, run.console)
+    for length, theirs in report.teacher.perplexity.items():
+        figures = f"source {theirs:,.2f}, RetNet [bold green]{report.student.perplexity[length]:,.2f}[/bold green]"
+        run.console.print(f"perplexity in blocks of {length:,}: {figures}")
 
 
 def source_metadata(name: str) -> dict[str, Any]:
@@ -142,12 +143,3 @@ def draw_positions(report: Report, file: Path) -> None:
         axes.plot(last, list(measures.by_position.values()), "o-", label=name, linewidth=1.5, markersize=4)
     axes.legend()
     figure.savefig(file, dpi=120)
-
-
-def summarise(report: Report, console: Console) -> None:
-    """Prints the most important figures."""
-    for length, theirs in report.teacher.perplexity.items():
-        ours = report.student.perplexity[length]
-        console.print(
-            f"perplexity in blocks of {length:,}: source {theirs:,.2f}, RetNet [bold green]{ours:,.2f}[/bold green]"
-        )

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
+from retnet_hf_conversion.whole_files import write_whole
 from retnet_hf_linearization import (
     StoredTeacher,
     costliest_layers,
@@ -36,7 +37,7 @@ from ..text.generation import device, load_model
 from ..text.training import blocks_of
 from ..training.progress import show_training
 from ..training.run import within_memory
-from ..training.run_folder import TrainingFolder, write_whole
+from ..training.run_folder import TrainingFolder
 from ..training.start import Start
 from .budget import REPORT
 from .finish import finish

@@ -27,6 +27,7 @@ from ..errors import SAVED, Interrupted
 from ..text.training import collate
 from ..training.figures import draw_loss_curve, perplexity
 from ..training.run import TrainingRun
+from ..training.run_folder import checkpoints_of
 from .recipe import Recipe
 
 
@@ -153,7 +154,7 @@ class StageRun(TrainingRun):
 
     def published(self, signal_number: int | None) -> None:
         if ranks.FIRST:
-            for checkpoint in self.folder.output.glob("checkpoint-*"):  # a finished stage needs no checkpoint
+            for checkpoint in checkpoints_of(self.folder.output):  # a finished stage needs no checkpoint
                 shutil.rmtree(checkpoint)
         if signal_number is not None:  # stops before the next stage
             raise Interrupted(f"interrupted at the end of the stage {self.name}, {SAVED}", signal_number)

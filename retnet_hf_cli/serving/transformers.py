@@ -15,10 +15,14 @@ def run() -> None:
     import retnet_hf
     from retnet_hf_conversion.errors import first_line
 
+    from ..text.corpus import ending_no_text
+
     # `transformers serve` looks for the class that config.json names in this module, not among the Auto classes.
     for name in transformers.AutoConfig.from_pretrained(sys.argv[2], trust_remote_code=False).architectures or []:
         if not hasattr(transformers, name):
             setattr(transformers, name, getattr(retnet_hf, name, retnet_hf.RetNetHybridForCausalLM))
+    load = transformers.AutoTokenizer.from_pretrained
+    transformers.AutoTokenizer.from_pretrained = lambda *args, **kwargs: ending_no_text(load(*args, **kwargs))
     transformers.logging.disable_progress_bar()
     logging.disable(logging.NOTSET)
     try:

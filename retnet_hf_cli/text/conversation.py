@@ -7,6 +7,7 @@ the size of the copy does not depend on the length of the conversation.
 """
 
 import copy
+import itertools
 import json
 from collections import deque
 from collections.abc import Callable
@@ -22,12 +23,14 @@ from transformers.cache_utils import Cache
 from retnet_hf import RetNetForCausalLM, RetNetState
 from retnet_hf.retnet.generation_retnet import CACHE
 from retnet_hf_conversion.errors import first_line
+from retnet_hf_conversion.whole_files import write_whole
 
 from ..errors import InputError
-from ..training.run_folder import write_whole
+from .corpus import ids_of
 from .generation import continue_text, encode_prompt, load_state
 
 
+CUT = "\ufdd0"  # no character; cuts a special token that a message spells out into parts, which are text and end no turn
 REWINDS = 8  # turns that can be taken back; each needs a copy of the state, which grows with the text in a hybrid
 
 
@@ -158,7 +161,7 @@ class Conversation:
     def _ids_of(self, text: str, memory: Memory) -> list[int]:
         """Returns the ids of a turn that the model has not read yet."""
         if not self.uses_template:
-            return self._tokens(text) if memory.read != [] else encode_prompt(self.tokenizer, text)
+            return ids_of(text, self.tokenizer) if memory.read != [] else encode_prompt(self.tokenizer, text)
         user = {"role": "user", "content": text}
         if memory.cache is None:
             return self._tokens(self._templated([*memory.messages, user], True))
@@ -171,13 +174,18 @@ class Conversation:
         return self._tokens(turn)
 
     def _templated(self, messages: list[dict[str, str]], ask: bool) -> str:
+        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        messages = copy.deepcopy(messages)
+        for message, name in itertools.product(messages, special):
+            message["content"] = message["content"].replace(name, name[:1] + CUT + name[1:])
         try:
             return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
         except Exception as error:  # a template may raise anything
             raise InputError(f"the chat template refuses this conversation: {first_line(error)}") from error
 
     def _tokens(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        parts = [self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(CUT)]
+        return list(itertools.chain.from_iterable(parts))
 
     def _go_on(self, memory: Memory) -> None:
         self.forgets |= len(self.before) == REWINDS

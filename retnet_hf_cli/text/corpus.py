@@ -37,7 +37,7 @@ def read_documents(
     """Returns the documents of text files, folders of text files, .jsonl files (one document a line) and data sets.
 
     Args:
-        sources: files; folders, searched for .txt, .md and .jsonl; names or local folders for `load_dataset`.
+        sources: files; folders, with the files that `text_files` finds; names or local folders for `load_dataset`.
         field: field of the text in a .jsonl line or in a row of a data set.
         split: part of a data set to read. subset: configuration of a data set.
         apart_from: resolved folders, for example of a model, whose files are not read as text.
@@ -45,7 +45,7 @@ def read_documents(
     Raises:
         InputError: for a source that is missing, empty, not UTF-8 or of a wrong format.
     """
-    documents = [document for source in sources for document in _read(source, field, split, subset, apart_from)]
+    documents = list(itertools.chain(*_read(sources, field, split, subset, apart_from)))
     if not documents:
         raise InputError(f"there is no text in {', '.join(sources)}")
     return documents
@@ -58,13 +58,13 @@ def read_enough(
 
     The last document is cut. Data sets of the Hub are downloaded only as far as needed. For options, see `read_documents`.
     """
-    readers = [zip(_read(source, **options, streaming=True), itertools.repeat(source)) for source in sources]
+    readers = map(zip, _read(sources, **options, streaming=True), map(itertools.repeat, sources))
     found: list[tuple[str, str]] = []
     for each in itertools.chain.from_iterable(itertools.zip_longest(*readers)):
         if each is not None and tokens > 0:
             document, source = each
             beginning = document[: MOST_CHARACTERS * tokens]
-            count = len(tokenizer(beginning, add_special_tokens=False, verbose=False)["input_ids"])
+            count = len(ids_of(beginning, tokenizer))
             document = document if count < tokens else beginning[: math.ceil(len(beginning) * tokens / count)]
             found.append((document, source))
             tokens -= count
@@ -84,23 +84,65 @@ def digest_of(documents: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
+def text_files(sources: Sequence[str], apart_from: Collection[Path] = ()) -> tuple[list[list[Path] | None], str]:
+    """Returns the text files of each source, None if it has none, and a sentence about what is read and what is not.
+
+    In folders, only .txt, .md and .jsonl are read. Hidden files and folders, backups of editors, links to folders, and
+    `apart_from` are skipped, as are files that were found before, perhaps by another name.
+    """
+    found, read, skipped = [], {}, []
+    for source in sources:
+        path = Path(source).expanduser()
+        entries = [(path, "")] if path.is_file() else list(_searched(path, apart_from))
+        texts = [file for file, reason in entries if not reason]
+        skipped += [reason for _, reason in entries if reason] if texts else []  # of a data set, these files are read
+        new = {file.stat()[1:3]: file for file in texts if file.stat()[1:3] not in read}  # number of the file and device
+        skipped += ["repeated"] * (len(texts) - len(new))
+        read |= new
+        found.append(list(new.values()) if texts else None)
+    kinds = [file.suffix.lower() or "no ending" for file in read.values()]
+    said = [f"read {len(kinds):,} file{'s' * (len(kinds) > 1)} ({_few(kinds)})"] if kinds else ["read a data set"]
+    return found, ", ".join(said + [f"skipped {len(skipped):,} ({_few(skipped)})"] * bool(skipped))
+
+
+def _few(names: list[str]) -> str:
+    different = sorted(set(names))
+    return ", ".join(different[:6] + ["…"] * (len(different) > 6))
+
+
+def _searched(folder: Path, apart_from: Collection[Path]) -> Iterator[tuple[Path, str]]:
+    """Yields what is in a folder and below, in order, with the reason why it is not read; an empty one for texts."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        is_folder, suffix = path.is_dir() and not path.is_symlink(), path.suffix.lower()
+        if path.name.startswith((".", "~$")) or path.name.endswith("~"):
+            yield path, "hidden"
+        elif not is_folder and not path.is_file():
+            yield path, "links"
+        elif any(path.resolve().is_relative_to(other) for other in apart_from):
+            yield path, "of the model"
+        elif is_folder:
+            yield from _searched(path, apart_from)
+        else:
+            yield path, "" if suffix in TEXT_SUFFIXES else suffix or "no ending"
+
+
 def _read(
-    source: str,
+    sources: Sequence[str],
     field: str = "text",
     split: str = "train",
     subset: str | None = None,
     apart_from: Collection[Path] = (),
     streaming: bool = False,
-) -> Iterator[str]:
-    """Returns the documents of a source that are not empty. `streaming`: data sets of the Hub are not downloaded first."""
-    require_data(source)
-    path = Path(source).expanduser()
-    found = (file for file in path.rglob("*") if file.suffix.lower() in TEXT_SUFFIXES and file.is_file())
-    own = (file for file in found if not any(file.resolve().is_relative_to(other) for other in apart_from))
-    files = [path] if path.is_file() else sorted(own)
-    parts = [_read_lines(file, field) if file.suffix.lower() == ".jsonl" else _read_text(file) for file in files]
-    parts = parts or [_read_dataset(source, field, split, subset, streaming)]
-    return (text for text in itertools.chain.from_iterable(parts) if text and not text.isspace())
+) -> list[Iterator[str]]:
+    """Returns the documents of each source that are not empty. `streaming`: data sets of the Hub are not downloaded."""
+    for source in sources:
+        require_data(source)
+    readers = []
+    for source, files in zip(sources, text_files(sources, apart_from)[0]):
+        parts = [_read_lines(file, field) if file.suffix.lower() == ".jsonl" else _read_text(file) for file in files or ()]
+        parts = [_read_dataset(source, field, split, subset, streaming)] if files is None else parts
+        readers.append(text for text in itertools.chain.from_iterable(parts) if text and not text.isspace())
+    return readers
 
 
 def _read_text(file: Path) -> Iterator[str]:
@@ -211,7 +253,31 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
         )
     if not Path(name).is_dir() and looks_like_path(name):
         raise InputError(f"no such folder: {name}")
-    return load(AutoTokenizer, name, "tokenizer")
+    return ending_no_text(load(AutoTokenizer, name, "tokenizer"))
+
+
+def ending_no_text(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
+    """Returns the tokenizer, changed to add nothing after a text: a prompt that ends with eos would begin a new text."""
+    begin = prefix(tokenizer)
+    if tokenizer.is_fast and tokenizer("a")["input_ids"] != [*begin, *ids_of("a", tokenizer)]:
+        from tokenizers.processors import TemplateProcessing
+
+        names = tokenizer.convert_ids_to_tokens(begin)
+        tokenizer.add_eos_token = False  # some classes make the next line from it when they are loaded again
+        processor = TemplateProcessing(single=[*names, "$A"], special_tokens=[*zip(names, begin)])
+        tokenizer.backend_tokenizer.post_processor = processor
+    return tokenizer
+
+
+def prefix(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """Returns the tokens that the tokenizer puts before every text: bos, or none."""
+    whole, own = tokenizer("a")["input_ids"], ids_of("a", tokenizer)
+    return whole[: whole.index(own[0])] if own else []
+
+
+def ids_of(text: Any, tokenizer: "PreTrainedTokenizerBase") -> Any:
+    """Returns the ids of one text or of each of several. A special token that a text spells out is text as any other."""
+    return tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
 
 
 def document_end(tokenizer: "PreTrainedTokenizerBase") -> int:
@@ -239,18 +305,18 @@ def streams(
 def encode(documents: list[str], tokenizer: "PreTrainedTokenizerBase", end: int | None = None) -> "np.ndarray":
     """Returns all documents as one stream of int32 token ids.
 
-    Each document ends with `end` (default: eos), and begins with bos if the tokenizer puts bos before every prompt.
-    Without bos, the stream begins with `end`. Raises InputError for a tokenizer without eos.
+    Each document ends with `end` (default: eos), and begins with what the tokenizer puts before every prompt. If that is
+    nothing or `end`, the stream begins with `end`. Raises InputError for a tokenizer without eos.
     """
     import numpy as np
 
-    end, bos = tokenizer.eos_token_id if end is None else end, tokenizer.bos_token_id
+    end = tokenizer.eos_token_id if end is None else end
     if end is None:
         raise InputError(f"the tokenizer {tokenizer.name_or_path} has no eos token, which is needed to separate documents")
-    with_bos = bos is not None and bos != end and tokenizer("a")["input_ids"][:1] == [bos]
-    begin, ending = np.array([bos] if with_bos else [], dtype=np.int32), np.array([end], dtype=np.int32)
-    stream = [] if with_bos else [ending]
+    begin = prefix(tokenizer)
+    begin, ending = (np.array(ids, dtype=np.int32) for ids in ([] if begin == [end] else begin, [end]))
+    stream = [] if len(begin) else [ending]
     for first in range(0, len(documents), 1000):
-        batch = tokenizer(documents[first : first + 1000], add_special_tokens=False, verbose=False)["input_ids"]
+        batch = ids_of(documents[first : first + 1000], tokenizer)
         stream += itertools.chain.from_iterable((begin, np.array(ids, dtype=np.int32), ending) for ids in batch)
     return np.concatenate(stream)

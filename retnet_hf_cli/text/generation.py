@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Cache, PreTrainedModel, TextStreamer
+from transformers import AutoModelForCausalLM, Cache, LogitsProcessor, PreTrainedModel, TextStreamer
 
 import retnet_hf
 import retnet_hf_cpu
@@ -18,7 +18,7 @@ from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
 from ..named_inputs import load
-from .corpus import load_tokenizer
+from .corpus import ids_of, load_tokenizer, prefix
 
 
 if TYPE_CHECKING:
@@ -65,6 +65,15 @@ class Writer(TextStreamer):
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         if text:
             self.write(text)
+
+
+class Finite(LogitsProcessor):
+    """Ends generation where no token can be chosen, because the largest logit (B, vocabulary) is no finite number."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if not scores.amax(-1).isfinite().all():
+            raise ValueError("its logits are not finite numbers: the weights are damaged, or too large for their type")
+        return scores
 
 
 def use_few_threads(model: PreTrainedModel) -> None:
@@ -117,9 +126,9 @@ def load_state(file: Path, model: PreTrainedModel) -> retnet_hf.RetNetState:
 
 
 def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> list[int]:
-    """Returns the ids of a prompt; an empty one begins a document. Raises InputError if it has no first token."""
+    """Returns the ids of a prompt as in training; an empty one begins a document. Raises InputError if it has no token."""
     begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    ids = tokenizer(prompt)["input_ids"] or [begin]
+    ids = [*prefix(tokenizer), *ids_of(prompt, tokenizer)] or [begin]
     if None in ids:
         raise InputError("the tokenizer has neither a bos nor an eos token to begin an empty text with: give a prompt")
     return ids
@@ -155,6 +164,7 @@ def continue_text(
             torch.tensor([ids], device=model.device),
             attention_mask=torch.ones(1, past + len(ids), dtype=torch.long, device=model.device),
             streamer=writer,
+            logits_processor=[Finite()],
             use_cache=True,
             num_beams=1,  # beams would delay the text
             return_dict_in_generate=True,

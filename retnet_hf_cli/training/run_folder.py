@@ -7,15 +7,17 @@ unchanged, and the partial folder contains the checkpoint to resume from.
 """
 
 import json
-import os
+import random
+import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from retnet_hf_conversion.errors import first_line
 from retnet_hf_conversion.replaced_folder import claim, locked, require_apart, require_replaceable, restore
+from retnet_hf_conversion.whole_files import write_whole
 
 from .. import ranks
 from ..errors import InputError
@@ -25,19 +27,14 @@ from ..interrupts import litter
 RECORD = "training_run.json"
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Writes a file completely or, if interrupted, not at all."""
-    partial = file.with_name(f"{file.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def step_of(checkpoint: Path) -> int:
     """Returns the step at which a checkpoint was saved."""
     return int(checkpoint.name.rpartition("-")[2])
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    """Returns the checkpoints in a folder, and no copies of them under other names."""
+    return [path for path in folder.iterdir() if re.fullmatch(r"checkpoint-\d+", path.name)]
 
 
 class TrainingFolder:
@@ -99,19 +96,13 @@ class TrainingFolder:
             if (self.latest / RECORD).exists():
                 self.read_record(self.latest)
             return
-        can_resume = resumable and self.is_of_this_command()
+        can_resume = False
+        with suppress(InputError):
+            can_resume = resumable and bool(self.read_record(self.latest))
         claim(self.output, overwrite, other="--resume continues the run in it, " if can_resume else "")
         if self.partial.exists() and not overwrite:
             other = "--resume continues it, " if can_resume else ""
             raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
-
-    def is_of_this_command(self) -> bool:
-        """Returns whether the latest folder contains a run that this command can resume."""
-        try:
-            self.read_record(self.latest)
-        except InputError:
-            return False
-        return True
 
     def begin(self, record: dict[str, Any], resume: bool) -> None:
         """Creates the partial folder, empty unless a run is resumed, and writes the record of the run into it."""
@@ -129,7 +120,7 @@ class TrainingFolder:
         if folder == self.partial and not (folder / RECORD).exists():
             return None, {}
         record = self.read_record(folder)
-        for checkpoint in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True):
+        for checkpoint in sorted(checkpoints_of(folder), key=step_of, reverse=True):
             try:
                 _check(checkpoint)
                 return checkpoint, record
@@ -145,9 +136,10 @@ class TrainingFolder:
         """Returns the record that `begin` wrote. Raises InputError if it cannot be read or belongs to another command."""
         try:
             record = dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            command, *_ = record["command"], record["steps"], dict(record["recipe"])
+        except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
             raise InputError(f"{folder / RECORD} cannot be read: {first_line(error)}") from error
-        if (command := record.get("command")) != self.command:
+        if command != self.command:
             raise InputError(f"{folder} holds a run of retnet-hf {command}, which retnet-hf {self.command} cannot resume")
         return record
 
@@ -160,16 +152,27 @@ class TrainingFolder:
 
 
 def _check(checkpoint: Path) -> None:
-    """Opens every file that resuming needs, because the run may have been killed while it wrote them."""
+    """Reads every file that resuming needs, because it may be damaged, or the run was killed while it wrote it."""
+    import numpy as np
     import torch
     from safetensors import safe_open
+    from transformers import TrainerState
+    from transformers.trainer_pt_utils import safe_globals
 
-    json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    for name in ("optimizer.pt", "scheduler.pt"):
-        torch.load(checkpoint / name, map_location="cpu", weights_only=True, mmap=True)
-    weights = list(checkpoint.glob("*.safetensors"))
-    if not weights or not any(checkpoint.glob("rng_state*.pth")):  # one for each process
+    def load(file: Path) -> dict[str, Any]:
+        with safe_globals():
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+
+    weights, randoms = list(checkpoint.glob("*.safetensors")), list(checkpoint.glob("rng_state*.pth"))
+    if not weights or not randoms:
         raise FileNotFoundError(f"weights or random states are missing in {checkpoint}")
+    if TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step != step_of(checkpoint):
+        raise ValueError(f"trainer_state.json in {checkpoint} is of another step")
+    _ = load(checkpoint / "optimizer.pt")["param_groups"], load(checkpoint / "scheduler.pt")["last_epoch"]
+    for state in map(load, randoms):
+        random.Random().setstate(state["python"])
+        np.random.RandomState().set_state(state["numpy"])
+        torch.Generator().set_state(state["cpu"])
     for file in weights:
         with safe_open(file, framework="pt"):
             pass

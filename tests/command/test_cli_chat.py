@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from small_models import VOCAB_SIZE, small_model, state_values, word_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Cache, LlamaConfig, LlamaForCausalLM
 
 from retnet_hf import RetNetState
 from retnet_hf_cli.errors import InputError
-from retnet_hf_cli.text.conversation import REWINDS, Conversation
+from retnet_hf_cli.text.conversation import REWINDS, Conversation, Memory
 from retnet_hf_cli.text.generation import sampling
 
 
@@ -79,6 +79,17 @@ def test_turns_follow_each_other_as_the_template_has_them(dialect):
     expected = tokenizer()(text, add_special_tokens=False)["input_ids"]
     assert (reads(talk) + talk.memory.unread)[: len(expected)] == expected
     assert [message["content"] for message in talk.memory.messages] == ["w5 w6", "w10 w11", first, "w12", second]
+
+
+@pytest.mark.parametrize("system", [None, "w5</w> w6"])
+def test_a_message_that_spells_out_the_end_of_a_turn_does_not_end_it(system):
+    words = tokenizer(TEMPLATE.replace("w92", "</w>"))
+    words.add_special_tokens({"eos_token": "</w>"})
+    talk, text = Conversation(writer(), words, {}, system), "w10 </w> w11</w>"
+    ends = [talk._ids_of(text, memory).count(words.eos_token_id) for memory in (talk.memory, Memory([], cache=Cache([])))]
+    assert ends == [1 + (system is not None), 2]  # of the template: each message before the answer, and a further turn
+    words.chat_template = None
+    assert words.eos_token_id not in talk._ids_of(text, talk.memory)
 
 
 def test_the_answers_are_those_to_the_whole_conversation():
@@ -220,7 +231,8 @@ def test_a_system_message_needs_a_template(retnet_hf, folder):
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     answer = retnet_hf("chat", folder, "--system", "w5", stdin=b"w10\n")
     assert answer.code == 2
-    assert "--system needs a model with a chat template, and this one has none" in answer.err
+    said = "--system needs a model with a chat template, and this one has none: leave it out, or save the template as"
+    assert f"{said} chat_template.jinja in {folder}" in answer.err
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_program(retnet_hf, folder, monkeypatch):

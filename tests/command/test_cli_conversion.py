@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -31,9 +32,12 @@ from transformers import (
 
 from retnet_hf import MetaFormerImageProcessorPil, RMTBackbone, RMTModel
 from retnet_hf_conversion.converted_card import how_to_load
+from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.fla import to_fla
 from retnet_hf_conversion.poolformer import to_poolformer
+from retnet_hf_conversion.replaced_folder import require_replaceable
 from retnet_hf_conversion.torchscale import to_torchscale
+from retnet_hf_conversion.whole_files import whole, write_whole
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -110,13 +114,6 @@ def test_shards_and_pickles_of_either_layout_are_read(retnet_hf, tmp_path, monke
     assert all(torch.equal(made[name], value) for name, value in model.state_dict().items())
 
 
-def test_half_precision_stays_half(retnet_hf, source):
-    rewrite(source, {name: value.bfloat16() for name, value in weights(source).items()})
-    assert retnet_hf("convert", "source", "made").code == 0
-    assert all(value.dtype == torch.bfloat16 for value in weights(Path("made")).values())
-    assert AutoModelForCausalLM.from_pretrained("made", dtype="auto").dtype == torch.bfloat16
-
-
 class Malicious:
     """Unpickling it writes a file."""
 
@@ -124,101 +121,22 @@ class Malicious:
         return Path.touch, (Path("executed"),)
 
 
-def cut(folder: Path) -> None:
-    data = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[:-5000])
+def cut(file: Path, size: int) -> None:
+    file.write_bytes(file.read_bytes()[:size])
 
 
-def cut_header(folder: Path) -> None:
-    data = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[:100])
-
-
-def cut_pickle(folder: Path) -> None:
-    torch.save(weights(folder), folder / "pytorch_model.bin")
-    os.remove(folder / "model.safetensors")
-    data = (folder / "pytorch_model.bin").read_bytes()
-    (folder / "pytorch_model.bin").write_bytes(data[: len(data) // 2])
-
-
-def wrong_shape(folder: Path) -> None:
-    rewrite(folder, weights(folder) | {"model.layers.1.attn.k_proj.weight": torch.ones(16, 32)})
-
-
-def missing_tensor(folder: Path) -> None:
-    rewrite(folder, {name: value for name, value in weights(folder).items() if name != "model.layers.1.attn.k_proj.weight"})
-
-
-def extra_tensor(folder: Path) -> None:
-    rewrite(folder, weights(folder) | {"model.layers.1.attn.surplus.weight": torch.ones(2)})
+def changed(folder: Path, name: str, value: torch.Tensor) -> None:
+    rewrite(folder, weights(folder) | {name: value})
 
 
 def nan(folder: Path) -> None:
-    held = weights(folder)
-    held["model.layers.0.mlp.up_proj.weight"][3, 3] = math.nan
-    rewrite(folder, held)
+    changed(folder, UP, torch.full_like(weights(folder)[UP], math.nan))
 
 
-def wrong_vocabulary(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 50}))
-
-
-def pickled_code(folder: Path) -> None:
-    os.remove(folder / "model.safetensors")
+def pickled(folder: Path, held: object, pickles=torch.save) -> None:
+    (folder / "model.safetensors").unlink()
     with open(folder / "pytorch_model.bin", "wb") as stream:
-        pickle.dump({"model": Malicious()}, stream)
-
-
-def pickled_code_by_torch(folder: Path) -> None:
-    os.remove(folder / "model.safetensors")
-    torch.save({"model": weights_like(), "extra": Malicious()}, folder / "pytorch_model.bin")
-
-
-def weights_like() -> dict[str, torch.Tensor]:
-    return {"model.layers.0.attn.q_proj.weight": torch.ones(2, 2)}
-
-
-def empty_folder(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-
-
-def other_model(folder: Path) -> None:
-    rewrite(folder, {"model.layers.0.self_attn.q_proj.weight": torch.ones(2, 2)})
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-
-
-def unknown_model(folder: Path) -> None:
-    other_model(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-
-
-def adapter(folder: Path) -> None:
-    (folder / "config.json").rename(folder / "adapter_config.json")
-    (folder / "model.safetensors").unlink()
-
-
-def pickled(folder: Path, held: object) -> None:
-    (folder / "model.safetensors").unlink()
-    torch.save(held, folder / "pytorch_model.bin")
-
-
-def nested_tensors(folder: Path) -> None:
-    pickled(folder, {name: torch.nested.nested_tensor([value, value]) for name, value in weights(folder).items()})
-
-
-def values_elsewhere(folder: Path) -> None:
-    pickled(folder, {name: value.to("meta") for name, value in weights(folder).items()})
-
-
-def opcodes_of_no_pickle(folder: Path) -> None:
-    pickled(folder, {})
-    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00(X\x01\x00\x00\x00aK\x01u0000bs.")
-
-
-def tensor_in_the_place_of_weights(folder: Path) -> None:
-    pickled(folder, {"model": torch.ones(3)})
+        pickles(held, stream)
 
 
 def configured(folder: Path, **fields) -> None:
@@ -226,183 +144,155 @@ def configured(folder: Path, **fields) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def vocabulary_without_end(folder: Path) -> None:
-    configured(folder, vocab_size=10**12)
+def other_model(folder: Path, model_type: str) -> None:
+    rewrite(folder, {"model.layers.0.self_attn.q_proj.weight": torch.ones(2, 2)})
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
 
 
-def vocabulary_beyond_integers(folder: Path) -> None:
-    configured(folder, vocab_size=10**30)
+def adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    (folder / "model.safetensors").unlink()
 
 
-def layers_without_end(folder: Path) -> None:
-    configured(folder, num_hidden_layers=10**9)
+def index_of(folder: Path, index: object) -> None:
+    (folder / "model.safetensors").rename(folder / "other")
+    (folder / "model.safetensors.index.json").write_text(index if isinstance(index, str) else json.dumps(index))
 
 
+def syncdoth(folder: Path, tensors: dict, fields: dict) -> None:
+    _, state_dict, config = foreign("syncdoth")
+    write_folder(folder, state_dict | tensors, config | fields)
+
+
+def opcodes_of_no_pickle(folder: Path) -> None:
+    pickled(folder, {})
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00(X\x01\x00\x00\x00aK\x01u0000bs.")
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
 DEEP = '{"a":' + "[" * 100_000 + "]" * 100_000 + "}"
-
-
-def deep_config(folder: Path) -> None:
-    (folder / "config.json").write_text(DEEP)
-
-
-def deep_index(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "other.safetensors")
-    (folder / "model.safetensors.index.json").write_text(DEEP)
-
-
-def text_for_a_number(folder: Path) -> None:
-    configured(folder, hidden_size="wide")
-
-
-def number_for_a_list(folder: Path) -> None:
-    configured(folder, architectures=5, attn=7, hidden_act=["swish"])
-
-
-def list_for_a_number(folder: Path) -> None:
-    configured(folder, num_hidden_layers=[2], num_heads={"a": 1})
-
-
-def steering_name(folder: Path) -> None:
-    rewrite(folder, weights(folder) | {"model.layers.0.\x1b[31mred": torch.ones(2)})
-
-
-def index_of(folder: Path, home: str) -> None:
-    (folder / "model.safetensors").rename(folder.parent / "source" / "other")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": home}}))
-
-
-def index_above(folder: Path) -> None:
-    index_of(folder, "../other.safetensors")
-
-
-def index_elsewhere(folder: Path) -> None:
-    index_of(folder, str(folder.resolve() / "other.safetensors"))
-
-
-def impossible_generation(folder: Path) -> None:
-    (folder / "generation_config.json").write_text(json.dumps({"cache_implementation": "none", "max_new_tokens": -1}))
-
-
-def nonsense_generation(folder: Path) -> None:
-    (folder / "generation_config.json").write_text(json.dumps({"watermarking_config": 5, "compile_config": [1]}))
-
-
-def unreadable_config(folder: Path) -> None:
-    (folder / "config.json").write_text('{"hidden_size": 32,')
-
-
-def impossible_config(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_heads": 5}))
-
-
-def no_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
-def lost_shard(folder: Path) -> None:
-    os.rename(folder / "model.safetensors", folder / "moved.safetensors")
-    index = {"weight_map": dict.fromkeys(load_file(folder / "moved.safetensors"), "model-00001-of-00001.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def git_lfs_pointer(folder: Path) -> None:
-    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 136304\n")
-
-
-def retyped(folder: Path, change) -> None:
-    rewrite(folder, {name: change(value) if "k_proj" in name else value for name, value in weights(folder).items()})
-
-
-def quantised(folder: Path) -> None:
-    retyped(folder, lambda value: value.to(torch.int8))
-
-
-def quantised_to_floats(folder: Path) -> None:
-    retyped(folder, lambda value: value.to(torch.float8_e4m3fn))
-
-
-def complex_numbers(folder: Path) -> None:
-    retyped(folder, lambda value: value.to(torch.complex64))
-
-
-def nonsense_index(folder: Path) -> None:
-    os.remove(folder / "model.safetensors")
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": 1}}')
-
-
-def scalar_where_a_matrix_was(folder: Path) -> None:
-    _, state_dict, config = foreign("syncdoth")
-    state_dict["model.embed_tokens.weight"] = torch.tensor(1.0)
-    write_folder(folder, state_dict, config | {"vocab_size": -1})
-
-
-def width_of_zero(folder: Path) -> None:
-    _, state_dict, config = foreign("syncdoth")
-    write_folder(folder, state_dict, config | {"decoder_embed_dim": 0})
-
-
-def infinite_width(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"hidden_ratio": math.inf, "intermediate_size": None}))
-
-
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 136304\n"
+NO_FIT = "the configuration of .*source does not fit the format "
+NONSENSE = {"watermarking_config": 5, "compile_config": [1]}
 BROKEN = {
-    cut: "tensor .* is incomplete: .* ends .* bytes before its end",
-    cut_header: "cut off within its header",
-    cut_pickle: "pytorch_model.bin (is damaged|holds more)",
-    wrong_shape: r"tensor model.layers.1.attn.k_proj.weight has shape \(16, 32\), but .* it is \(32, 32\)",
-    missing_tensor: "tensor model.layers.1.attn.k_proj.weight is missing",
-    extra_tensor: "tensor model.layers.1.attn.surplus.weight has no place",
-    nan: "tensor model.layers.0.mlp.up_proj.weight holds values that are not finite",
-    wrong_vocabulary: r"tensor .*(embeddings|lm_head).weight has shape \(96, 32\), but .* it is \(50, 32\)",
-    pickled_code: "run code in it, and is therefore refused",
-    pickled_code_by_torch: "run code in it, and is therefore refused",
-    empty_folder: "holds no weights",
-    other_model: "model_type 'llama'.* has none of .*: `retnet-hf linearize` makes a RetNet from a llama",
-    unknown_model: "model_type 'gpt2'.* has none of .* first tensor is model.layers.0.self_attn.q_proj.weight",
-    adapter: "holds an adapter of PEFT, not a model: load it with peft's AutoPeftModelForCausalLM",
-    nested_tensors: "tensor .* in .*pytorch_model.bin is a nested tensor, which cannot be a parameter",
-    values_elsewhere: "tensor .* in .*pytorch_model.bin is on the device meta, and has no values",
-    opcodes_of_no_pickle: "pytorch_model.bin (is damaged|holds more)",
-    tensor_in_the_place_of_weights: "first tensor is model",
-    vocabulary_without_end: "the configuration of .*source does not fit the format fla|1000000000000, 32",
-    vocabulary_beyond_integers: "the configuration of .*source does not fit the format fla",
-    layers_without_end: "config.json has a num_hidden_layers of 1000000000, but at most 65536 is allowed",
-    deep_config: "config.json cannot be read as JSON: (RecursionError|maximum recursion)",
-    deep_index: "index.json cannot be read as JSON: (RecursionError|maximum recursion)",
-    text_for_a_number: "the configuration of .*source does not fit the format fla",
-    number_for_a_list: "the configuration of .*source (does not fit the format|cannot be used)",
-    list_for_a_number: "the configuration of .*source does not fit the format fla",
-    steering_name: r"tensor model\.layers\.0\.\\x1b\[31mred",
-    index_above: "index.json places tensor .* outside of its folder, in ../other.safetensors",
-    index_elsewhere: "index.json places tensor .* outside of its folder, in /",
-    impossible_generation: "generation_config.json cannot be used",
-    nonsense_generation: "generation_config.json cannot be used",
-    unreadable_config: "config.json cannot be read as JSON",
-    impossible_config: "the configuration of .*source does not fit the format fla: .*expansion must be",
-    no_config: "the format fla needs a config.json",
-    lost_shard: "tensor .* is missing: the file model-00001-of-00001.safetensors",
-    git_lfs_pointer: "is a pointer of git-lfs, not the weights: run 'git lfs pull'",
-    quantised: r"tensor model.layers.0.attn.k_proj.weight has dtype torch.int8, but .*k_proj.weight cannot have it",
-    quantised_to_floats: "tensor model.layers.0.attn.k_proj.weight is of type torch.float8_e4m3fn: only",
-    complex_numbers: "tensor model.layers.0.attn.k_proj.weight is of type torch.complex64: only",
-    nonsense_index: "index.json has no weight_map from tensors to files",
-    scalar_where_a_matrix_was: "the configuration of .*source does not fit the format syncdoth",
-    width_of_zero: "the configuration of .*source does not fit the format syncdoth",
-    infinite_width: "the configuration of .*source does not fit the format fla",
+    "cut": (lambda f: cut(f / "model.safetensors", -5000), "tensor .* is incomplete: .* ends .* bytes before its end"),
+    "cut header": (lambda f: cut(f / "model.safetensors", 100), "cut off within its header"),
+    "cut pickle": (
+        lambda f: (pickled(f, weights(f)), cut(f / "pytorch_model.bin", 20_000)),
+        "pytorch_model.bin (is damaged|holds more)",
+    ),
+    "extra tensor": (
+        lambda f: changed(f, "model.layers.1.attn.surplus.weight", torch.ones(2)),
+        "tensor model.layers.1.attn.surplus.weight has no place",
+    ),
+    "wrong vocabulary": (
+        lambda f: configured(f, vocab_size=50),
+        r"tensor .*(embeddings|lm_head).weight has shape \(96, 32\), but .* it is \(50, 32\)",
+    ),
+    "pickled code": (
+        lambda f: pickled(f, {"model": Malicious()}, pickle.dump),
+        "run code in it, and is therefore refused",
+    ),
+    "pickled code by torch": (
+        lambda f: pickled(f, {"model": {"model.layers.0.attn.q_proj.weight": torch.ones(2, 2)}, "extra": Malicious()}),
+        "run code in it, and is therefore refused",
+    ),
+    "empty folder": (lambda f: [path.unlink() for path in f.iterdir()], "holds no weights"),
+    "other model": (
+        lambda f: other_model(f, "llama"),
+        "model_type 'llama'.* has none of .*: `retnet-hf linearize` makes a RetNet from a llama",
+    ),
+    "unknown model": (
+        lambda f: other_model(f, "gpt2"),
+        "model_type 'gpt2'.* has none of .* first tensor is model.layers.0.self_attn.q_proj.weight",
+    ),
+    "adapter": (adapter, "holds an adapter of PEFT, not a model: load it with peft's AutoPeftModelForCausalLM"),
+    "nested tensors": (
+        lambda f: pickled(f, {name: torch.nested.nested_tensor([value, value]) for name, value in weights(f).items()}),
+        "tensor .* in .*pytorch_model.bin is a nested tensor, which cannot be a parameter",
+    ),
+    "values elsewhere": (
+        lambda f: pickled(f, {name: value.to("meta") for name, value in weights(f).items()}),
+        "tensor .* in .*pytorch_model.bin is on the device meta, and has no values",
+    ),
+    "opcodes of no pickle": (opcodes_of_no_pickle, "pytorch_model.bin (is damaged|holds more)"),
+    "tensor in the place of weights": (lambda f: pickled(f, {"model": torch.ones(3)}), "first tensor is model"),
+    "vocabulary without end": (lambda f: configured(f, vocab_size=10**12), f"{NO_FIT}fla|1000000000000, 32"),
+    "vocabulary beyond integers": (lambda f: configured(f, vocab_size=10**30), f"{NO_FIT}fla"),
+    "layers without end": (
+        lambda f: configured(f, num_hidden_layers=10**9),
+        "config.json has a num_hidden_layers of 1000000000, but at most 65536 is allowed",
+    ),
+    "deep config": (
+        lambda f: (f / "config.json").write_text(DEEP),
+        "config.json cannot be read as JSON: (RecursionError|maximum recursion)",
+    ),
+    "deep index": (
+        lambda f: index_of(f, DEEP),
+        "index.json cannot be read as JSON: (RecursionError|maximum recursion)",
+    ),
+    "text for a number": (lambda f: configured(f, hidden_size="wide"), f"{NO_FIT}fla"),
+    "number for a list": (
+        lambda f: configured(f, architectures=5, attn=7, hidden_act=["swish"]),
+        "the configuration of .*source (does not fit the format|cannot be used)",
+    ),
+    "list for a number": (lambda f: configured(f, num_hidden_layers=[2], num_heads={"a": 1}), f"{NO_FIT}fla"),
+    "steering name": (
+        lambda f: changed(f, "model.layers.0.\x1b[31mred", torch.ones(2)),
+        r"tensor model\.layers\.0\.\\x1b\[31mred",
+    ),
+    "index above": (
+        lambda f: index_of(f, {"weight_map": {"a": "../other.safetensors"}}),
+        "index.json places tensor .* outside of its folder, in ../other.safetensors",
+    ),
+    "index elsewhere": (
+        lambda f: index_of(f, {"weight_map": {"a": str(f.resolve() / "other.safetensors")}}),
+        "index.json places tensor .* outside of its folder, in /",
+    ),
+    "impossible generation": (
+        lambda f: (f / "generation_config.json").write_text('{"cache_implementation": "none", "max_new_tokens": -1}'),
+        "generation_config.json cannot be used",
+    ),
+    "nonsense generation": (
+        lambda f: (f / "generation_config.json").write_text(json.dumps(NONSENSE)),
+        "generation_config.json cannot be used",
+    ),
+    "unreadable config": (
+        lambda f: (f / "config.json").write_text('{"hidden_size": 32,'),
+        "config.json cannot be read as JSON",
+    ),
+    "impossible config": (lambda f: configured(f, num_heads=5), f"{NO_FIT}fla: .*expansion must be"),
+    "no config": (lambda f: (f / "config.json").unlink(), "the format fla needs a config.json"),
+    "lost shard": (
+        lambda f: index_of(f, {"weight_map": dict.fromkeys(weights(f), "model-00001-of-00001.safetensors")}),
+        "tensor .* is missing: the file model-00001-of-00001.safetensors",
+    ),
+    "pointer": (
+        lambda f: (f / "model.safetensors").write_text(POINTER),
+        "is a pointer of git-lfs, not the weights: run 'git lfs pull'",
+    ),
+    "nonsense index": (
+        lambda f: index_of(f, {"weight_map": {"lm_head.weight": 1}}),
+        "index.json has no weight_map from tensors to files",
+    ),
+    "scalar where a matrix was": (
+        lambda f: syncdoth(f, {"model.embed_tokens.weight": torch.tensor(1.0)}, {"vocab_size": -1}),
+        f"{NO_FIT}syncdoth",
+    ),
+    "width of zero": (lambda f: syncdoth(f, {}, {"decoder_embed_dim": 0}), f"{NO_FIT}syncdoth"),
+    "infinite width": (lambda f: configured(f, hidden_ratio=math.inf, intermediate_size=None), f"{NO_FIT}fla"),
 }
 
 
-@pytest.mark.parametrize("breakage", BROKEN, ids=lambda function: function.__name__)
-def test_a_broken_checkpoint_ends_in_one_sentence_and_nothing_is_written(retnet_hf, source, breakage):
-    breakage(source)
+@pytest.mark.parametrize(("breaks", "said"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_checkpoint_ends_in_one_sentence_and_nothing_is_written(retnet_hf, source, breaks, said):
+    breaks(source)
     answer = retnet_hf("convert", "source", "made")
     assert answer.code == 2
     assert answer.err.startswith("retnet-hf: ")
     assert answer.err.count("\n") == 1
     assert "Traceback" not in answer.err
-    assert re.search(BROKEN[breakage], answer.err), answer.err
+    assert re.search(said, answer.err), answer.err
     assert [path.name for path in source.parent.iterdir()] == ["source"], "nothing is written, no code is run"
     answer = retnet_hf("inspect", "source")
     assert answer.code in (0, 2)
@@ -442,6 +332,62 @@ def test_a_result_is_never_lost(retnet_hf, source):
     (Path("notes") / "diary.txt").write_text("mine")
     assert retnet_hf("convert", "source", "notes", "--overwrite").code == 2
     assert (Path("notes") / "diary.txt").read_text() == "mine"
+
+
+WRITTEN = """README.md model-00001-of-00002.safetensors model.safetensors.index.json modeling_retnet.py retnet_gpu.py
+vocab.txt checkpoint-5/optimizer.pt checkpoint-5/rng_state_1.pth checkpoint-5/adapter_model.safetensors
+checkpoint-5/README.md positions.png additional_chat_templates/tool.jinja onnx/model_q4.onnx export.json model/info.json
+model/model_quantized.onnx model/tokenizer.json vendor/ort.wasm.bundle.min.mjs vendor/huggingface-tokenizers-0.2.0.LICENSE
+vendor/onnxruntime-web-1.30.0.package.json .DS_Store retnet_mlx.py __pycache__/retnet_mlx.cpython-313.pyc
+linearization.json training_run.json training_run.json.0123456789abcdef.partial"""
+UNFINISHED = """layer_costs.json divergence.json teacher-training/part-000001.safetensors teacher-evaluation/index.json
+long/config.json align.partial/checkpoint-5/trainer_state.json .distill.replaced/model.safetensors
+finished/linearization.json distill/training.json"""
+OTHER = """part-1.docx part-000001.safetensors index.json index.json.bak long-walk/part-2.md align/ teacher-1/
+checkpoint-5.zip checkpoint-2-backup/ checkpoint-5/notes.txt checkpoint-5/checkpoint-6/ Checkpoint-5/
+checkpoint-5/model/info.json optimizer.pt README.MD readme.md README.md~ README.md.orig Model.safetensors
+model.safetensors.bak model-00001-of-00002.safetensors.bak modelling.safetensors model-final.safetensors pytorch_model.bin
+training_run.json.old rng_state.pth onnx/thesis.onnx onnx/config.json onnx/own/ model/model.safetensors
+vendor/ort.mine.mjs vendor/config.json modeling_mine.py modeling_retnet.py.bak chat.jinja data/
+__pycache__/own.cpython-311.pyc additional_chat_templates/notes.txt .out.replaced/ .git/HEAD config.json/"""
+
+
+def write_names(folder: Path, names: str) -> None:
+    for name in names.split():
+        path = folder / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        path.is_dir() or path.write_text("mine")
+
+
+def test_what_commands_write_is_replaced(tmp_path):
+    write_names(tmp_path / "out", WRITTEN)
+    write_names(tmp_path / "out.partial", f"{WRITTEN} {UNFINISHED}")
+    require_replaceable(tmp_path / "out")
+    require_replaceable(tmp_path / "out.partial")
+
+
+@pytest.mark.parametrize("name", [*OTHER.split(), *UNFINISHED.split()])
+def test_a_folder_that_holds_anything_that_no_command_wrote_there_is_not_replaced(tmp_path, name):
+    write_names(tmp_path / "out", name)
+    first = re.escape(str(tmp_path / "out" / Path(name).parts[0]))
+    with pytest.raises(CheckpointError, match=rf"{first}\S* is not part of a model, and would be deleted"):
+        require_replaceable(tmp_path / "out")
+
+
+def test_files_are_whole_however_many_write_them_at_once(tmp_path):
+    file, texts = tmp_path / "run.json", [str(number) * 10**6 for number in range(4)]
+
+    def write(text: str) -> None:
+        for _ in range(10):
+            write_whole(file, text)
+            assert file.read_text() in texts
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, texts))
+    with pytest.raises(OSError, match="4"), whole(file) as partial:
+        raise OSError(partial.write_text("half"))
+    assert list(tmp_path.iterdir()) == [file]
+    assert file.read_text() in texts
 
 
 def test_what_needs_no_conversion_and_what_is_unknown_is_said(retnet_hf, source):

@@ -4,6 +4,7 @@
 
 import errno
 import json
+import math
 import resource
 import shutil
 from pathlib import Path
@@ -12,12 +13,18 @@ import pytest
 import torch
 from command_answers import refused, tree
 from foreign_folders import foreign, write_folder
+from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from safetensors import SafetensorError
 from small_models import VOCAB_SIZE, small_llama, small_model, word_tokenizer
+from tokenizers.processors import TemplateProcessing
+from torch.nn.utils.parametrizations import weight_norm
 from torchrun import free_port
+from transformers import AutoTokenizer
 
 from retnet_hf_cli.commands import serve
-from retnet_hf_cli.text.corpus import read_documents
+from retnet_hf_cli.text.corpus import END_OF_TEXT, encode, load_tokenizer, train_tokenizer
+from retnet_hf_cli.text.generation import encode_prompt
+from retnet_hf_export import ExportError, export_mlx
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -55,6 +62,62 @@ def test_a_tokenizer_without_eos_is_enough_to_write_and_to_export(retnet_hf, wor
 def test_a_tokenizer_without_eos_cannot_separate_documents(retnet_hf, workplace):
     refused(retnet_hf(*TRAIN, "--tokenizer", "model"), "the tokenizer model has no eos token, which is needed to separate")
     assert not Path("made").exists()
+
+
+@pytest.mark.parametrize("single", ["$A", "$A w92", "w91 $A", "w91 $A w92", "w92 $A", "w92 $A w92", "w91 w93 $A w92"])
+def test_prompts_begin_as_texts_do_in_training_and_end_without_eos(workplace, single):
+    """Also of the tokenizer that the commands save, and other programs load."""
+    begin = [int(name[1:]) for name in single.split("$A")[0].split()]
+    tokenizer = word_tokenizer()
+    tokenizer.eos_token = "w92"
+    special = [(f"w{number}", number) for number in (91, 92, 93)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=special)
+    tokenizer.save_pretrained("model")
+    load_tokenizer("model").save_pretrained("again")
+    for ids in (encode_prompt(tokenizer, "w5 w6"), AutoTokenizer.from_pretrained("again")("w5 w6")["input_ids"]):
+        assert ids == [*begin, 5, 6]
+    between = [92] if begin == [92] else [92, *begin]
+    assert encode(["w5 w6", "w7"], tokenizer).tolist() == [*(begin or [92]), 5, 6, *between, 7, 92]
+
+
+def test_a_special_token_that_a_text_spells_out_is_text(workplace):
+    text = f"a{END_OF_TEXT}b"
+    tokenizer = train_tokenizer([text], 300)
+    assert encode([text, text], tokenizer).tolist().count(tokenizer.eos_token_id) == 3
+    assert tokenizer.eos_token_id not in (ids := encode_prompt(tokenizer, text))
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_weights_that_lead_to_no_numbers_are_one_line(retnet_hf, workplace, command, number, temperature):
+    model = small_model("fla", num_hidden_layers=1)
+    model.lm_head.weight.data.fill_(number)
+    model.save_pretrained("model")
+    answer = retnet_hf(command, "model", "-n", 2, "--temperature", temperature, stdin=b"w5\n")
+    assert len([line for line in answer.err.splitlines() if "/help" not in line]) == 1
+    assert "its logits are not finite numbers: the weights are damaged" in answer.err
+
+
+CHANGED = {  # models with other tensors than mlx-lm expects
+    "injected": lambda model: inject_adapter_in_model(LoraConfig(target_modules=["q_proj"]), model),
+    "merged, with its adapter": lambda model: (
+        (tuned := get_peft_model(model, LoraConfig(target_modules=["q_proj"]))).merge_adapter() or tuned.get_base_model()
+    ),
+    "normed": lambda model: weight_norm(model.lm_head) and model,
+    "biased": lambda model: setattr(model, "lm_head", torch.nn.Linear(32, VOCAB_SIZE)) or model,
+    "shorter": lambda model: model.model.layers.pop(-1) and model,
+}
+
+
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_what_mlx_lm_cannot_load_is_not_exported(tmp_path, change):
+    with pytest.raises(
+        ExportError, match=r"mlx-lm loads only the tensors of a plain RetNet, and (model|lm_head)\..*: merge adap"
+    ):
+        export_mlx(change(small_model("fla")), tmp_path / "made")
+    assert not (tmp_path / "made").exists()
 
 
 def test_an_empty_prompt_needs_a_token_to_begin_with(retnet_hf, workplace):
@@ -136,11 +199,6 @@ def test_a_llama_is_not_converted_but_linearized(retnet_hf, workplace):
     refused(retnet_hf("convert", "llama", "made"), "model_type 'llama'", "`retnet-hf linearize` makes a RetNet from a llama")
 
 
-def test_a_system_message_without_a_template_says_what_to_do(retnet_hf, workplace):
-    answer = retnet_hf("chat", "model", "--system", "w5", stdin=b"w5\n")
-    refused(answer, "this one has none: leave it out, or save the template as chat_template.jinja in model")
-
-
 def test_a_server_of_a_model_without_a_template_says_what_it_answers(retnet_hf, workplace, monkeypatch):
     monkeypatch.setattr(serve, "ENGINES", {"transformers": ()})
     monkeypatch.setattr(serve, "become", lambda command: None)
@@ -149,17 +207,7 @@ def test_a_server_of_a_model_without_a_template_says_what_it_answers(retnet_hf, 
     assert "no chat template: /v1/completions answers, /v1/chat/completions does not" in answer.err
 
 
-def test_endings_mean_the_same_in_capitals_texts(workplace):
-    Path("texts").mkdir()
-    Path("texts/a.txt").write_text("one")
-    Path("texts/B.TXT").write_text("two")
-    Path("texts/c.Md").write_text("three")
-    Path("texts/D.JSONL").write_text('{"text": "four"}\n')
-    assert sorted(read_documents(["texts"])) == ["four", "one", "three", "two"]
-    assert read_documents(["texts/D.JSONL"]) == ["four"]
-
-
-def test_endings_mean_the_same_in_capitals_weights(retnet_hf, workplace):
+def test_endings_mean_the_same_in_capitals(retnet_hf, workplace):
     Path("foreign/model.safetensors").rename("foreign/WEIGHTS.SAFETENSORS")
     answer = retnet_hf("convert", "foreign", "made")
     assert answer.code == 0, answer.err

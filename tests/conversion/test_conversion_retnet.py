@@ -324,15 +324,6 @@ def test_a_head_that_is_not_the_embedding_it_is_tied_to_is_refused():
         from_torchscale(state_dict, config)
 
 
-def test_fairseqs_prefix_and_arguments_are_understood():
-    model = small_model(**EXPRESSIBLE)
-    state_dict, config = to_torchscale(model)
-    config |= {"vocab_size": -1, "lr": [0.001], "arch": "retnet_base"}
-    again = from_torchscale({f"decoder.{name}": value for name, value in state_dict.items()}, config)
-    ids = torch.arange(9)[None]
-    assert torch.equal(again(ids).logits, model(ids).logits)
-
-
 @pytest.mark.parametrize("peer", ["fla", "syncdoth"])
 def test_a_model_that_trainer_has_left_without_cache_is_written_with_it(peer):
     model = small_model(**({} if peer == "fla" else EXPRESSIBLE))

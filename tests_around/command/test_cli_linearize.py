@@ -16,8 +16,6 @@ import pytest
 import torch
 from command_answers import TEXT, assert_same_weights, at_step, press_ctrl_c, press_ctrl_c_twice, refused, tree
 from linearized_source import SIZES, make_source
-from tokenizers import AddedToken
-from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, pipeline
 
 import retnet_hf_cli.linearizing.finish as finish_module
@@ -149,6 +147,7 @@ def test_progress_is_shown_by_stage(retnet_hf, workplace):
     answer = retnet_hf(*LINEARIZE)
     assert answer.code == 0, answer.err
     assert answer.err == ""
+    assert "\nread 1 file (.txt)\n" in f"\n{answer.out}"
     errors = re.findall(r"step +(\d+) of 6   error of a layer ([\d.]+)", answer.out)
     divergences = re.findall(r"step +(\d+) of 6   divergence ([\d.]+)", answer.out)
     assert [int(step) for step, _ in errors] == [int(step) for step, _ in divergences] == [0, 3, 6]
@@ -208,14 +207,17 @@ def test_a_crash_between_the_last_checkpoint_and_the_end_of_a_stage(retnet_hf, w
     assert_same_weights(Path("model"), Path("whole"))
 
 
-def test_a_crash_after_the_end_is_made_good_by_resuming(retnet_hf, workplace, linearized, monkeypatch):
+@pytest.mark.parametrize(("place", "left"), [("linearizing.finish", ""), ("training.run", "continuing after step 6")])
+def test_a_crash_before_a_folder_is_in_its_place_is_made_good_by_resuming(retnet_hf, workplace, linearized, place, left):
+    """The folder of the model, when all stages are done, or of a finished stage."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf_cli.linearizing.finish.replace", crash)
+        patch.setattr(f"retnet_hf_cli.{place}.replace", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             retnet_hf(*LINEARIZE)
     assert not Path("model").exists()
     answer = retnet_hf(*LINEARIZE, "--resume")
-    assert "stage" not in answer.out  # all of them are done
+    assert answer.code == 0, answer.err
+    assert left in answer.out if left else "stage" not in answer.out
     assert_same_weights(Path("model"), linearized)
     assert not Path("model.partial").exists()
 
@@ -233,17 +235,6 @@ def test_a_disk_that_is_full_at_the_end_is_one_line_and_loses_nothing(retnet_hf,
     answer = retnet_hf(*command, "--resume")
     assert answer.code == 0, answer.err
     assert "stage" not in answer.out
-
-
-def test_a_crash_before_a_finished_stage_is_in_its_place(retnet_hf, workplace, linearized):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf_cli.training.run.replace", crash)
-        with pytest.raises(RuntimeError, match="power cut"):
-            retnet_hf(*LINEARIZE)
-    answer = retnet_hf(*LINEARIZE, "--resume")
-    assert answer.code == 0, answer.err
-    assert "continuing after step 6" in answer.out
-    assert_same_weights(Path("model"), linearized)
 
 
 def test_ctrl_c_after_the_last_step_of_a_stage_does_not_begin_the_next(retnet_hf, workplace, linearized):
@@ -274,6 +265,7 @@ def test_what_a_run_writes_is_not_its_text(retnet_hf, workplace):
     assert list(Path("model.partial").rglob("*.md"))
     answer = retnet_hf(*options, "--resume")
     assert answer.code == 0, answer.err
+    assert "read 1 file (.txt), skipped " in answer.out
     again = retnet_hf(*options, "--overwrite")
     blocks = [re.search(r"[\d,]+ blocks of 32 tokens", out)[0] for out in (answer.out, again.out)]
     assert blocks[0] == blocks[1]
@@ -609,6 +601,7 @@ def test_a_source_of_another_kind_is_refused(retnet_hf, workplace):
         (["--keep-attention", "few"], ["--keep-attention takes layers"]),
         (["--window", 8, "--gate", "sigmoid"], ["are options of retention, which --window replaces"]),
         (["--unseen", "book.txt"], ["--unseen book.txt is also used in training"]),
+        (["--unseen", "."], ["--unseen . is also used in training"]),
         (["--decays", "fast"], ["--decays must be one of power_of_two, log_linear"]),
     ],
 )
@@ -729,19 +722,6 @@ def test_no_more_is_read_than_is_needed(tmp_path):
     assert origins == [str(file), str(other)]
     assert TEXT.startswith(both[1])
     assert sum(len(tokenizer(document)["input_ids"]) for document in both) == pytest.approx(20 * each, rel=0.2)
-
-
-def test_documents_begin_as_prompts_do():
-    tokenizer = train_tokenizer([TEXT], 300)
-    texts = ["In the beginning", "God created"]
-    first, second = (tokenizer(text)["input_ids"] for text in texts)
-    assert encode(texts, tokenizer).tolist() == [0, *first, 0, *second, 0]
-    bos = AddedToken("<s>", special=True)
-    tokenizer.add_special_tokens({"bos_token": bos})
-    begins = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)])
-    tokenizer.backend_tokenizer.post_processor = begins
-    assert tokenizer("In")["input_ids"][0] == tokenizer.bos_token_id == 300
-    assert encode(texts, tokenizer).tolist() == [300, *first, 0, 300, *second, 0]
 
 
 def test_a_data_set_is_streamed(tmp_path, monkeypatch):
