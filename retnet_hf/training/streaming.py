@@ -101,7 +101,7 @@ def score_stream(
     try:
         for segment in segments(tokens, segment_length):
             segment = segment.to(model.device)
-            logits = model(segment, past_key_values=state, use_cache=True).logits[0]  # (S, vocabulary)
+            logits = model(segment, cache=state, use_cache=True).logits[0]  # (S, vocabulary)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             targets = segment[0]
             scores = logits[:-1] if last_logits is None else torch.cat([last_logits, logits[:-1]])
@@ -266,7 +266,7 @@ class CarryState(TrainerCallback):
                 f"the state has read, got others of shape {tuple(ids.shape)}. Batches must be whole and in the order of the "
                 "dataset, as with the defaults of accelerator_config."
             )
-        return args, kwargs | {"past_key_values": self.state, "use_cache": True}
+        return args, kwargs | {"cache": self.state, "use_cache": True}
 
     def _take(self, model: nn.Module, args: tuple, outputs) -> None:
         self.state = self.state.clone()

@@ -181,44 +181,34 @@ class Exchanged(TokenStreams):
         return iter([*examples[2:], *examples[:2]])
 
 
-def fewer_rows(run) -> None:
-    run.data_collator = lambda rows: default_data_collator(rows[:1])
-
-
-def rows_exchanged(run) -> None:
-    run.data_collator = lambda rows: default_data_collator(rows[::-1])
-
-
-def segments_exchanged(run) -> None:
-    run.train_dataset = Exchanged(run.train_dataset.streams.flatten(), 2, 16)
-
-
-def a_smaller_second_attempt(run) -> None:
+def a_device_for_one_row(run) -> None:
     run.args.auto_find_batch_size, forward = True, run.model.forward
 
-    def too_small(input_ids, **kwargs):
+    def small(input_ids, **kwargs):
         if len(input_ids) > 1:
             raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
         return forward(input_ids=input_ids, **kwargs)
 
-    run.model.forward = too_small
+    run.model.forward = small
 
 
-def nothing_skipped(run) -> None:
-    run.args.ignore_data_skip = True
+WAYS = {
+    "fewer rows": lambda run: setattr(run, "data_collator", lambda rows: default_data_collator(rows[:1])),
+    "rows exchanged": lambda run: setattr(run, "data_collator", lambda rows: default_data_collator(rows[::-1])),
+    "segments exchanged": lambda run: setattr(run, "train_dataset", Exchanged(run.train_dataset.streams.flatten(), 2, 16)),
+    "a smaller batch at the second attempt": a_device_for_one_row,
+    "nothing skipped": lambda run: setattr(run.args, "ignore_data_skip", True),
+}
 
 
-WAYS = [fewer_rows, rows_exchanged, segments_exchanged, a_smaller_second_attempt, nothing_skipped]
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", WAYS)
 def test_tokens_that_do_not_continue_what_the_state_has_read_are_refused(tmp_path, way):
     tokens = torch.arange(2 * 16 * 3) % 40
     trainer(build(), tmp_path, [CarryState()], tokens, save_steps=1, max_steps=1).train()
     run = trainer(build(), tmp_path, [CarryState()], tokens)
-    way(run)
+    WAYS[way](run)
     with pytest.raises(ValueError, match="which continues what the state has read"):
-        run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1") if way is nothing_skipped else None)
+        run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1") if way == "nothing skipped" else None)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
