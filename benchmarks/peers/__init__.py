@@ -47,7 +47,6 @@ class Contender(NamedTuple):
 _TORCHSCALE = {"needs": "torchscale", "install": "pip install --no-deps torchscale==0.3.0"}
 _TORCHAO = {"needs": "torchao", "install": "pip install torchao"}
 _TRITON = {"needs": "triton", "install": "pip install triton", "cuda": True}
-_FLA = {"needs": "fla", "install": "pip install fla-core", "cuda": True}
 _MAMBA = {"needs": "mamba_ssm causal_conv1d", "install": "pip install mamba-ssm[causal-conv1d]", "cuda": True}
 _YET_ANOTHER = {"needs": "yet_another_retnet", "install": "pip install yet-another-retnet"}
 
@@ -65,7 +64,6 @@ CONTENDERS = {
     "ours-int4": Contender("retnet_hf, int4, programs", "ours", "Ours", {"programs": True, "bits": 4}, **_TORCHAO),
     "ours-int8-eager": Contender("retnet_hf, int8 of torchao", "ours", "Ours", {"bits": 8}, **_TORCHAO),
     "ours-triton": Contender("retnet_hf, kernels", "ours", "Ours", {"kernels": "triton"}, **_TRITON),
-    "ours-fla": Contender("retnet_hf, fla's kernels", "ours", "Ours", {"kernels": "fla"}, **_FLA),
     "ours-graph": Contender("retnet_hf, CUDA graph", "ours", "Ours", {"graphed": True}, cuda=True),
     "ours-triton-graph": Contender(
         "retnet_hf, kernels, CUDA graph", "ours", "Ours", {"kernels": "triton", "graphed": True}, **_TRITON

@@ -3,4 +3,4 @@
 """Allowed names of forms and kernels, in configurations, calls and the environment."""
 
 FORMS = ("auto", "parallel", "recurrent", "chunkwise")  # of retention
-KERNELS = ("auto", "triton", "fla", "torch")  # implementations on a GPU
+KERNELS = ("auto", "triton", "torch")  # implementations on a GPU

@@ -63,7 +63,7 @@ def _nowhere(device: torch.device) -> bool:
 
 TORCH = Kernels(_nowhere, None, recurrent_step_, rotate_both)
 AUTO = Kernels(has_kernels, None, recurrent_step_, rotate_both)  # decides at each call; compilers can handle plain functions
-_NOT_TO_BE_HAD = (ImportError, OSError, RuntimeError)  # fla queries device properties when imported
+_NOT_TO_BE_HAD = (ImportError, OSError, RuntimeError)  # of an installation of Triton
 _by_default: list[Kernels] = []  # the kernels that AUTO chose, set by the first call on a GPU
 RIGHT: set[tuple[torch.device, torch.dtype, bool]] = set()  # where checked kernels were right; True: with gradients
 
@@ -77,7 +77,7 @@ def _use(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Size
             return False  # an exported program runs without this package
         if not _by_default:
             try:
-                _by_default.append(_import_kernels("triton"))
+                _by_default.append(_import_kernels())
             except _NOT_TO_BE_HAD as error:
                 _by_default.append(TORCH)
                 logger.warning_once(f"PyTorch's operations compute retention, because there are no kernels here: {error}.")
@@ -133,7 +133,7 @@ def kernels_found_right(kernels: Kernels, operand: Tensor) -> Kernels:
 def load_kernels(name: str) -> Kernels:
     """Returns the kernels of that name, unless the environment names others. "auto" decides at each call by its device.
 
-    Falls back to PyTorch's operations if Triton or, for "fla", fla is not installed, and warns if there is a GPU.
+    Falls back to PyTorch's operations if Triton is not installed, and warns if there is a GPU.
 
     Raises:
         ValueError: for an unknown name in the environment.
@@ -144,14 +144,14 @@ def load_kernels(name: str) -> Kernels:
     if asked in ("auto", "torch"):
         return AUTO if asked == "auto" else TORCH
     try:
-        return _import_kernels(asked)
+        return _import_kernels()
     except _NOT_TO_BE_HAD as error:
         if torch.cuda.is_available():
             logger.warning_once(f"kernels={asked!r} cannot be used here, so PyTorch's operations are used: {error}.")
         return TORCH
 
 
-def _import_kernels(name: str) -> Kernels:
+def _import_kernels() -> Kernels:
     from ..gpu.cross_entropy_triton import cross_entropy_triton_
     from ..gpu.gates_triton import gated_triton, normed_gate_triton
     from ..gpu.launching import compiled_together
@@ -159,23 +159,16 @@ def _import_kernels(name: str) -> Kernels:
     from ..gpu.retention_triton import chunkwise_retention_triton, recurrent_step_triton_, runs_on
     from ..gpu.rotation_triton import rotate_triton
 
-    if name == "triton":
-        return Kernels(
-            runs_on,
-            chunkwise_retention_triton,
-            recurrent_step_triton_,
-            rotate_triton,
-            gated=gated_triton,
-            normed_gate=normed_gate_triton,
-            cross_entropy_=cross_entropy_triton_,
-            scaled_residual=scaled_residual_triton,
-            compiled_together=compiled_together,
-            complete=True,
-            checked=True,
-        )
-    if name != "fla":
-        raise ImportError(f"_import_kernels has no branch for {name}")
-    from ..gpu import retention_fla
-
-    names = ("runs_on", "chunkwise_retention_fla", "recurrent_step_fla_")
-    return Kernels(*(getattr(retention_fla, each) for each in names), rotate_triton)
+    return Kernels(
+        runs_on,
+        chunkwise_retention_triton,
+        recurrent_step_triton_,
+        rotate_triton,
+        gated=gated_triton,
+        normed_gate=normed_gate_triton,
+        cross_entropy_=cross_entropy_triton_,
+        scaled_residual=scaled_residual_triton,
+        compiled_together=compiled_together,
+        complete=True,
+        checked=True,
+    )

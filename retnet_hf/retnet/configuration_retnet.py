@@ -124,9 +124,9 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; by default chosen from the head sizes.
         kernels (`str`): implementation of retention on a GPU: "auto", kernels of this package if they support the device of
-            a call; "torch", operations of PyTorch; "triton", kernels of this package; or "fla", kernels of
-            flash-linear-attention. PyTorch computes calls that the kernels do not cover, fail on or compute wrongly.
-            Read when a model is created; the environment variable RETNET_HF_KERNELS overrides it.
+            a call; "torch", operations of PyTorch; or "triton", kernels of this package. PyTorch computes
+            calls that the kernels do not cover, fail on or compute wrongly. Read when a model is created; the environment
+            variable RETNET_HF_KERNELS overrides it.
         max_position_embeddings (`int`, *optional*): sequence length of training, for tools that read it. It limits nothing.
             The attribute exists only if it is passed.
         tie_word_embeddings (`bool`), use_cache (`bool`), pad_token_id, bos_token_id, eos_token_id: as in transformers.

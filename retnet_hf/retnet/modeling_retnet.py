@@ -488,8 +488,8 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
 class RetNetWithHead(RetNetPreTrainedModel):
     """Base class of the models with transformers' generic heads, without their constructors.
 
-    Those build the base model that is registered for the configuration's class. For a derived configuration, and for the copy
-    in code that is saved with a model, there may be none.
+    Those build the base model that is registered for the configuration's class. A derived configuration, or the copy in code
+    that is saved with a model, may have none.
     """
 
     model_class = RetNetModel

@@ -40,12 +40,11 @@ def nothing_said(monkeypatch):
 def no_triton(monkeypatch):
     """None in the place of a module is how Python says that it is not to be found."""
     monkeypatch.setitem(sys.modules, "triton", None)
-    for module in ("retnet_hf.gpu.retention_triton", "retnet_hf.gpu.retention_fla"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.delitem(sys.modules, "retnet_hf.gpu.retention_triton", raising=False)
 
 
 def test_a_name_that_is_none_is_refused():
-    with pytest.raises(StrictDataclassError, match="kernels must be one of auto, triton, fla, torch, got 'cuda'"):
+    with pytest.raises(StrictDataclassError, match="kernels must be one of auto, triton, torch, got 'cuda'"):
         RetNetConfig(**SIZES, kernels="cuda")
 
 
@@ -53,26 +52,20 @@ def test_the_environment_goes_before_the_configuration(monkeypatch):
     monkeypatch.setenv(KERNELS_VARIABLE, "torch")
     assert load_kernels("triton") is TORCH
     monkeypatch.setenv(KERNELS_VARIABLE, "cuda")
-    with pytest.raises(ValueError, match=f"{KERNELS_VARIABLE} must be one of auto, triton, fla, torch, got 'cuda'"):
+    with pytest.raises(ValueError, match=f"{KERNELS_VARIABLE} must be one of auto, triton, torch, got 'cuda'"):
         load_kernels("torch")
 
 
-@pytest.mark.parametrize("kernels", ["triton", "fla"])
-def test_without_triton_pytorch_computes(no_triton, kernels):
-    """A folder whose configuration asks for kernels loads and runs everywhere."""
+def test_without_triton_pytorch_computes(no_triton):
+    """A folder whose configuration asks for kernels loads and runs everywhere. "fla" of earlier versions is "auto"."""
     torch.manual_seed(0)
-    model = RetNetForCausalLM(RetNetConfig(**SIZES, kernels=kernels))
+    assert RetNetConfig.from_dict(SIZES | {"kernels": "fla"}).kernels == "auto"
+    model = RetNetForCausalLM(RetNetConfig(**SIZES, kernels="triton"))
     assert model.model.kernels is TORCH
     ids = torch.arange(3, 30)[None]
     plain = RetNetForCausalLM(RetNetConfig(**SIZES))
     plain.load_state_dict(model.state_dict())
     torch.testing.assert_close(model(ids).logits, plain(ids).logits, rtol=0, atol=0)
-
-
-def test_without_fla_pytorch_computes(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fla.ops.simple_gla", None)
-    monkeypatch.delitem(sys.modules, "retnet_hf.gpu.retention_fla", raising=False)
-    assert load_kernels("fla") is TORCH
 
 
 def test_a_gpu_without_triton_is_told_about_by_default(no_triton, monkeypatch):
@@ -88,13 +81,12 @@ def test_a_gpu_without_triton_is_told_about_by_default(no_triton, monkeypatch):
     assert "triton" in message
 
 
-@pytest.mark.parametrize("kernels", ["triton", "fla"])
-def test_a_gpu_without_triton_is_told_about(no_triton, monkeypatch, caplog, kernels):
+def test_a_gpu_without_triton_is_told_about(no_triton, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("retnet_hf.ops.kernels.logger.propagate", True, raising=False)
     with caplog.at_level("WARNING"):
-        assert load_kernels(kernels) is TORCH
-    assert f"kernels='{kernels}' cannot be used here" in caplog.text
+        assert load_kernels("triton") is TORCH
+    assert "kernels='triton' cannot be used here" in caplog.text
 
 
 # kernels="auto", without a GPU: stand-ins for kernels, on a device that is said to have them
@@ -133,7 +125,7 @@ def device_has(monkeypatch):
 
     def has(stand_ins: StandIns) -> StandIns:
         monkeypatch.setattr(kernels_module, "AUTO", AUTO._replace(runs_on=lambda device: True))
-        monkeypatch.setattr(kernels_module, "_import_kernels", lambda name: stand_ins.kernels)
+        monkeypatch.setattr(kernels_module, "_import_kernels", lambda: stand_ins.kernels)
         return stand_ins
 
     return has
@@ -325,7 +317,7 @@ def test_a_kernel_that_does_not_compile_is_left_to_pytorch_with_one_warning(devi
 
 
 def test_kernels_that_are_asked_for_are_checked_too(monkeypatch, expected, heard):
-    monkeypatch.setattr(kernels_module, "_import_kernels", lambda name: StandIns("chunkwise", scaled(2)).kernels)
+    monkeypatch.setattr(kernels_module, "_import_kernels", lambda: StandIns("chunkwise", scaled(2)).kernels)
     same(results_of(model_of(kernels="triton")), expected)
     assert len(heard) == 1
 
