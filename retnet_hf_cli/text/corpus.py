@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Reading texts, splitting them into training and held-out text, and tokenizing them."""
 
 import hashlib
@@ -45,7 +44,7 @@ def read_documents(
     Raises:
         InputError: for a source that is missing, empty, not UTF-8 or of a wrong format.
     """
-    documents = list(itertools.chain(*_read(sources, field, split, subset, apart_from)))
+    documents = list(itertools.chain(*_read(sources, field, apart_from, split=split, subset=subset)))
     if not documents:
         raise InputError(f"there is no text in {', '.join(sources)}")
     return documents
@@ -127,20 +126,15 @@ def _searched(folder: Path, apart_from: Collection[Path]) -> Iterator[tuple[Path
 
 
 def _read(
-    sources: Sequence[str],
-    field: str = "text",
-    split: str = "train",
-    subset: str | None = None,
-    apart_from: Collection[Path] = (),
-    streaming: bool = False,
+    sources: Sequence[str], field: str = "text", apart_from: Collection[Path] = (), **options: Any
 ) -> list[Iterator[str]]:
-    """Returns the documents of each source that are not empty. `streaming`: data sets of the Hub are not downloaded."""
+    """Returns the documents of each source that are not empty. `options` are arguments of `_read_dataset`."""
     for source in sources:
         require_data(source)
     readers = []
     for source, files in zip(sources, text_files(sources, apart_from)[0]):
         parts = [_read_lines(file, field) if file.suffix.lower() == ".jsonl" else _read_text(file) for file in files or ()]
-        parts = [_read_dataset(source, field, split, subset, streaming)] if files is None else parts
+        parts = [_read_dataset(source, field, **options)] if files is None else parts
         readers.append(text for text in itertools.chain.from_iterable(parts) if text and not text.isspace())
     return readers
 
@@ -163,7 +157,10 @@ def _read_lines(file: Path, field: str) -> Iterator[str | None]:
             yield _text_of(row, field, f"{file}, line {number}")
 
 
-def _read_dataset(source: str, field: str, split: str, subset: str | None, streaming: bool) -> Iterator[str | None]:
+def _read_dataset(
+    source: str, field: str, split: str = "train", subset: str | None = None, streaming: bool = False
+) -> Iterator[str | None]:
+    """Yields a field of each row of a data set. `streaming`: data sets of the Hub are not downloaded first."""
     try:
         dataset = load_data(source, subset, split=split, streaming=streaming)
         dataset = dataset[split] if isinstance(dataset, dict) else dataset

@@ -205,22 +205,6 @@ def test_layouts_without_a_counterpart_are_refused_by_the_names_of_what_has_no_p
     assert all(name in str(error.value) for name in homeless)
 
 
-def test_a_model_of_ours_survives_the_way_through_flas_format():
-    model = small_model(num_key_value_heads=2, feature_map="relu", tie_word_embeddings=True, chunk_size=None)
-    again = from_fla(*to_fla(model))
-    ids = torch.arange(20)[None]
-    assert torch.equal(again(ids).logits, model(ids).logits)
-    assert again.lm_head.weight is again.model.embed_tokens.weight
-
-
-@pytest.mark.parametrize("peer", ["torchscale", "syncdoth"])
-def test_a_model_of_ours_survives_the_way_through_torchscales_format(peer):
-    model = small_model("torchscale", decay_schedule="power_of_two", residual_multiplier=4**0.25)
-    again = READERS[peer](*WRITERS[peer](model))
-    ids = torch.arange(20)[None]
-    assert torch.equal(again(ids).logits, model(ids).logits)
-
-
 EXPRESSIBLE = {"rotary_endpoint": True, "head_norm_affine": False}
 
 

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """What the command never does: run code of a folder, delete files of a user, write outside of its output."""
 
 import inspect
@@ -197,11 +196,6 @@ def link_weights() -> tuple:
     return ("convert", "foreign", "made")
 
 
-def link_output() -> tuple:
-    Path("there").symlink_to("foreign")
-    return ("convert", "foreign", "there")
-
-
 def link_source() -> tuple:
     shutil.rmtree("made")
     shutil.copytree("foreign", "made")
@@ -219,32 +213,10 @@ def shard_in_a_folder() -> tuple:
     return ("convert", "foreign", "foreign/model")
 
 
-def one_file() -> tuple:
-    Path("weights.safetensors").symlink_to("made/model.safetensors")
-    return ("convert", "weights.safetensors", "made")
-
-
 def exported() -> tuple:
     Path("model/model.safetensors").unlink()
     Path("model/model.safetensors").symlink_to("../made/model.safetensors")
     return ("export", "model", "made", "--to", "mlx")
-
-
-def state() -> tuple:
-    Path("made/initial_state.safetensors").touch()
-    return ("export", "model", "made", "--to", "web", "--state", "made/initial_state.safetensors")
-
-
-def configuration() -> tuple:
-    return ("train", "book.txt", "--config", "made/config.json", "-o", "made")
-
-
-def tokenizer() -> tuple:
-    return ("train", "book.txt", "--tokenizer", "made", "-o", "made")
-
-
-def text() -> tuple:
-    return ("train", "made/README.md", "-o", "made")
 
 
 def teacher() -> tuple:
@@ -253,10 +225,22 @@ def teacher() -> tuple:
     return ("linearize", "llama", *LINEARIZE)
 
 
-READ = [link_weights, link_output, link_source, shard_in_a_folder, one_file, exported, state, configuration, tokenizer, text]
+READ = {  # what is arranged, and the command that reads it
+    "link weights": link_weights,
+    "link source": link_source,
+    "shard in a folder": shard_in_a_folder,
+    "exported": exported,
+    "teacher": teacher,
+    "link output": lambda: Path("there").symlink_to("foreign") or ("convert", "foreign", "there"),
+    "one file": lambda: Path("a.safetensors").symlink_to("made/model.safetensors") or ("convert", "a.safetensors", "made"),
+    "state": lambda: ("export", "model", "made", "--to", "web", "--state", "made/config.json"),
+    "configuration": lambda: ("train", "book.txt", "--config", "made/config.json", "-o", "made"),
+    "tokenizer": lambda: ("train", "book.txt", "--tokenizer", "made", "-o", "made"),
+    "text": lambda: ("train", "made/README.md", "-o", "made"),
+}
 
 
-@pytest.mark.parametrize("arrange", [*READ, teacher], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("arrange", READ.values(), ids=READ)
 def test_what_is_read_is_not_deleted_behind_whatever_link_it_is(retnet_hf, sources, arrange):
     Path("made/README.md").write_text("text", encoding="utf-8")
     arguments = arrange()
