@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Runs all benchmarks of language models: `python -m benchmarks [--quick]`.
 
 Training, prefill, decoding and generation of this package and of peers with as many parameters, next to the limits of the

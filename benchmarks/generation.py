@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Measures `generate` as a whole: `python -m benchmarks.generation [--quick]`.
 
 Reads a prompt and continues it greedily. Prints new tokens per second, including the time of the prompt. torchscale has no

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Measures a GPU in five minutes: `python -m benchmarks.gpu --minutes 5 --json gpu.json`.
 
 Compares models with default options with Llama, ViT and BERT, in turns: training, prompts, `generate()`, the first token,

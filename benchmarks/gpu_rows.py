@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The rows of `benchmarks.gpu`: their measurements, and the process that runs them.
 
 A row returns a record of its contenders by name. The contenders take turns, so that each round compares them under the same

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """One layer of retention: `python -m benchmarks.layer [--lengths 512 4096] [--threads 1]`.
 
 `MultiScaleRetention` takes turns with the mixer that the models contain, and with the layers of torchscale and of

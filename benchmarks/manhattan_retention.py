@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Compares the forms of Manhattan retention with softmax attention: `python -m benchmarks.manhattan_retention`.
 
 The forms take turns on the tokens of one layer, on square grids of growing side. Prints medians of the rounds in

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Changes one line of the sources at a time and runs the tests of its file. A mutant that passes shows a missing test.
 
     python -m benchmarks.mutations [--only NAME] [--processes 2]

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Measures the reading of a prompt: `python -m benchmarks.prefill [--quick]`.
 
 Prints tokens per second up to the logits of the last token and the state for decoding. The parallel and chunkwise forms of

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Races: entrants, heats, and results.
 
 Before a heat, each entrant makes two steps in a process of its own, which measures its peak memory. An entrant that does not

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Compares a learned initial state with LoRA of as many parameters, and all weights: `python -m benchmarks.state_tuning`.
 
 A model of 1.3 M parameters learns the King James Bible. Then it is tuned to answer whether a verse is from the Old or the

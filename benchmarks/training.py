@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Measures training: `python -m benchmarks.training [--quick]`.
 
 A step is the forward pass, the cross-entropy of the next tokens and the backward pass; with --optimizer, also a step of

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Measures speed and memory against resolution: `python -m benchmarks.vision_resolution [--quick]`.
 
 Compares ViR-S/16 in its three forms and in bands of rows with transformers' ViT-S/16 with SDPA, at resolutions from 224 to

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Counts the functions and files of this package that run in a training step, a prefill and a decode step.
 
 A reader of the code must read them, too. For comparison, the functions of transformers' Llama are counted.

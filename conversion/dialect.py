@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Dialects of published weights: their names for the tensors of a RetNet, and their differences in values.
 
 `from_pretrained`, the conversion of files and the plugin for vLLM share these tables. A model that was read in any dialect

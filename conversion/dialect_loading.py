@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Loading by `from_pretrained` of published weights in any dialect.
 
 In this package, only `RowConversion`, `RowConverter`, `loading_transforms`, `with_transforms`, `forget_transforms` and

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Families of models that are RetNets under another name, as tables that are used in both directions.
 
 The rows of a table read a config.json, and write one. A written config.json is read back, and options that no row expresses

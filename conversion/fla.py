@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """flash-linear-attention's RetNet: fla-hub/retnet-*, linear-moe-hub/RetNet-340M, and other models trained with it.
 
 In a hybrid, the key `attn` of config.json describes the layers of softmax attention, in one dict or several.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """MiniCPM-SALA (openbmb): retention as in HypeNet, and softmax attention without norms of queries and keys.
 
 The softmax layers of texts of `dense_len` tokens or more are block-sparse in the published model, and refused here. The

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """MiniMax-Text-01 and MiniMax-M1 (arXiv 2501.08313): retention, softmax attention, and experts.
 
 Three layouts of names are read: the published checkpoints, transformers' conversion of them, with separate tensors for each

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Conversion plans: which tensors of a checkpoint become which tensors of a model, and how, decided before reading values.
 
 A plan is a list of moves. It is checked against its model: every foreign tensor is used exactly once, every tensor of the

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """qhfan/RMT: the classification release, the token-label release (starred models), and the backbone of its detectors.
 
 Released checkpoints have no configuration, and no tensor's shape shows which stages decompose their attention. RMT-T, S, B

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """syncdoth/RetNet, the port with which Spiral-AI/Spiral-RetNet-3b-base and isek-ai/* were trained.
 
 It has torchscale's tensors under transformers' prefixes. Its variant without a gated feed-forward has biases and an inner

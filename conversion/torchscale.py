@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """microsoft/torchscale's RetNet: state dicts of its RetNetDecoder, and fairseq checkpoints with prefix `decoder.`.
 
 The layout of 2023-07, with biases and LayerNorms, is recognised and refused, since RetNetConfig has no option for them.

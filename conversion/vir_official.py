@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """anom63931/ViR, code by the authors of ViR.
 
 Our model computes its recurrent and chunkwise functions. Its parallel function, and weights trained with it, differ: it is a

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """BrianPulfer/vision-retention-networks: its ViR, and the module of its training script with a classifier of the last patch.
 
 There, an image with P patches uses the first P rows of the table of positions. Here, positions belong to the grid of

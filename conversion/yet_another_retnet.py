@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """fkodom/yet-another-retnet: recognised, and refused with the reason.
 
 All projections, norms and the head of its model have biases, the norms are LayerNorms, and there is no norm before the head.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """For the API reference: what the sources say in fewer words than the parser of docstrings understands.
 
 One line may describe several arguments, `query, key: (B, H, T, K). value: (B, H, T, V).`; the parser wants a line each. The

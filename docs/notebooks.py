@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The notebooks as pages of the documentation, with the outputs that they were committed with.
 
 mkdocs reads one folder, and the notebooks are in another; so they are added to its files here, and to its navigation.

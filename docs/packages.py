@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """For the API reference: packages whose folders have another name, under the names by which they are imported.
 
 mkdocstrings looks for a package in a folder of its name, and does not know the editable installs of setuptools.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Trains an image classifier of retention, or a ViT to compare it with, by `datasets` and `Trainer`.
 
     python examples/train_image_classifier.py --data photos/ --model vir --num_train_epochs 20 --output_dir my-vir

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Linearization of a pretrained transformer into a RetNet: transfer of its weights, and training that recovers the loss.
 
 from retnet_hf_linearization import AlignmentTrainer, measure_heads, prepare_for_alignment, transfer

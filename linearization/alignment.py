@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Stage 1: each layer learns to compute the output of the attention that it replaces, from the transformer's own inputs.
 
 Layers do not see each other's errors, no logits are needed, and a layer's activations are freed after its backward pass. In

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Stage 2: the whole model learns the transformer's distribution of the next token.
 
 The transformer runs while the student trains, or before. In the second case, the most likely tokens of a text and their

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """GGUF files as sources: each is dequantised once, and stored as an ordinary folder of model and tokenizer.
 
 `from_pretrained(..., gguf_file=...)` would read the whole file three times, for configuration, tokenizer and model, and its

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Recall of a language model: how well it repeats details that it has read, with tokens of any tokenizer.
 
 A state of constant size loses recall first, and perplexity hardly shows it.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Handlers of Ctrl-C: it ends the process at once, or raises KeyboardInterrupt where files must be cleaned up.
 
 Elsewhere an exception would not be safe, because libraries catch it while they are imported.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The command from its arguments to its exit code. Every user error is one line on stderr.
 
 The exit code is 2 for invalid input, 130 for Ctrl-C, and 1 if the machine fails or the reader of stdout has ended.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Products of one token with the weights of linear layers on a CPU, by the fastest kernel for each type of weight.
 
 Linear layers are optimised for many tokens. For one token, other kernels come closer to the memory bandwidth: matrix-vector

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Programs: the decode step of a layer, or products of one token, compiled once for this machine and stored in a file.
 
 Without programs, a step of a small model spends as much time on launching operations, a few dozen in each layer, as on

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Programs for prompts of any length: the computations of a layer of retention before and after its operator.
 
 Everything in a layer except the operator treats tokens separately. Therefore two programs with a dynamic number of tokens

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Export of models to ONNX files, to a page for a browser, and to folders for mlx-lm.
 
 from retnet_hf_export import export_mlx, export_onnx, export_web

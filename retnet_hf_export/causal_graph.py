@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """A causal language model as a function of tokens and state alone, for prompts in pieces and for single steps.
 
 The state is a flat list of tensors with the names that runtimes use:

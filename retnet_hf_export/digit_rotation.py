@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Rotation angles without products of 64-bit integers, because some runtimes silently truncate them to 32 bits.
 
 A position p < 2^32 is a sum of digits d_i 256^i. The rotation by p times a frequency is the product of the rotations by each

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Plugin for vLLM: after `pip install ".[vllm]"` in a checkout, vLLM serves RetNets like transformers.
 
 vLLM finds `register` as an entry point of the group `vllm.general_plugins`. Made for vLLM 0.32.

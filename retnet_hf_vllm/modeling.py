@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """RetNet for vLLM: the model of `retnet_hf` with vLLM's projections, embeddings and memory.
 
 The requests of a step are packed documents in one row. Each document continues from the state in its slot.

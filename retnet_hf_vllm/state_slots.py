@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The states of a layer's requests in memory that vLLM allocates: one slot for each request of any length.
 
 Shapes: S slots, D requests of a step, M matrices of a state, K key size, V value size.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """What models compute on a GPU is what they compute on a CPU: `python -m tests.on_a_card`.
 
 Small models of every family train, read, generate and change states in float32, on both devices, with each way to compute

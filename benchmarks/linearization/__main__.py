@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Trains small transformers, linearizes each in several ways, and measures all: `python -m benchmarks.linearization`.
 
 Each seed has its own process. Results are saved, and the same command continues a stopped run.

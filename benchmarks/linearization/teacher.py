@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """A small Llama and its training text, for linearization: chapters, chapters with lists, or Python's library.
 
 From the King James Bible alone, a model of this size learns to predict words, but not to recall them, so linearization would

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Trains and measures the missing cells of the tables: `python -m benchmarks.quality [STUDY ...]`.
 
 Results are saved. The same command continues a stopped run. `python -m benchmarks.quality.write_tables` makes the tables.

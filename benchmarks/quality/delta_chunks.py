@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The gated delta rule (arXiv 2412.06464) on a CPU, with PyTorch operations of transformers and short chunks.
 
 transformers pads every sequence to chunks of 64 tokens, which is four times as slow for 8 tokens. If fla is installed,

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """H3 (arXiv 2212.14052): a shift of keys, a diagonal state space of their products with values, times queries.
 
 Written from the paper, section 3 and appendix, with the state spaces of S4D-Lin (arXiv 2206.11893).

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Hyena of order 2 (arXiv 2302.10866): gates, and convolutions with implicit filters as long as the sequence.
 
 Written from the paper, sections 3.1 to 3.3. Shapes: B batch, T tokens, D hidden size.

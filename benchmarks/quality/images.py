@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Cells of image classification: mixers of equal size on Fashion-MNIST (`apt-get install dataset-fashion-mnist`).
 
 The pictures have 28 x 28 pixels. ViT and ViR read them as 7 x 7 patches of 4 pixels; RMT and MetaFormer have a stage of

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Tests H3 and Hyena on the task of H3's paper: `python -m benchmarks.quality.induction`.
 
 Induction heads (arXiv 2212.14052, section 3): 30 tokens of a vocabulary of 20, with one mark. The mark appears again at the

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Multi-query associative recall (MQAR, arXiv 2312.04927): how many pairs fit into a state of a given size.
 
 A sequence lists pairs of a key and a value, then the keys in another order; the model must give the value of each key in

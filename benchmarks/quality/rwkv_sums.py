@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The weighted sum of RWKV v4 (arXiv 2305.13048, equation 16), which replaces transformers' function.
 
 Without its CUDA kernel, transformers writes the output of each token into one tensor, and the backward pass copies this

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Measures speed and memory of training and decoding of the compared models: `python -m benchmarks.quality.speed`.
 
 The models take turns. Training and decoding have separate processes. Run it on a machine with nothing else to do.

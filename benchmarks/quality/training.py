@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """One recipe for all models: AdamW, a short warm-up, a cosine schedule, and blocks in an order that depends on the seed."""
 
 import itertools

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Counts the bytes that ranks exchange, and predicts costs of larger machines: `python -m benchmarks.scaling [--quick]`.
 
 Each rank is a process with one thread. Times with more processes than cores are skipped, because they mean nothing.

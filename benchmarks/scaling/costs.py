@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Formulas for the bytes and the time of a training step on GPUs that are not here, tested against the counts.
 
 Assumptions, printed with the table: bfloat16 activations and float32 states; matrix products reach a share of the device's

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Layers over a sequence that is split over ranks: retention with states, ring attention, and attention by all-to-all.
 
 The last two are softmax attention, written to count their exchange: the tests compare outputs and gradients with attention

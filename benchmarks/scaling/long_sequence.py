@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Runs a training step over one long sequence in one process and in several: `python -m benchmarks.scaling.long_sequence`.
 
 Compares losses and gradients, and the memory that the step adds in each process.

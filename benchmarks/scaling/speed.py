@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Times a training step over one sequence in one process and in several: `python -m benchmarks.scaling.speed`.
 
 Each process has one thread, and there are at most as many processes as cores. The numbers of processes take turns.

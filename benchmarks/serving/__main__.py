@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Compares RetNet and Llama of equal size on vLLM, on a CPU, and runs a soak test: `python -m benchmarks.serving [--quick]`.
 
 Requests of equal length start at once. Each model has an engine in its own process, and the engines take turns. A decode

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """A soak test: many requests of mixed lengths, some of which are aborted, and a check of every answer.
 
 The model itself checks the tokens, in one call per request: each must be the most probable token after the tokens before it,

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Cross entropy on a GPU: `cross_entropy_and_gradient_` of `gradients.py` as a Triton kernel.
 
 The kernel reads the logits twice and writes the gradient once. PyTorch's operations write the softmax in float32 and read

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Decode steps of `generate()` as CUDA graphs, without a compiler.
 
 On a GPU, Python takes longer to launch the operations of a step than the device takes to compute them. A retention state

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Gates on a GPU: `gated` and `normed_gate` of `gradients.py` as Triton kernels, for SiLU.
 
 A kernel reads and writes each element once, and rounds once. PyTorch's operations write each intermediate result to memory.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Compares the kernels of this package with PyTorch's operations, once on each device, when they are first used.
 
 Without this check, a compiler or a card that gets a kernel wrong would silently train a wrong model. `kernels.py` imports

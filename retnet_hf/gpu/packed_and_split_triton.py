@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Sequences in parts, on a GPU: functions of `retention_packed.py` and `retention_split.py` by Triton kernels.
 
 A first scan of each part finds what it adds to the state. The states before all parts follow from these sums. Then the

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Residual branches with layer scale on a GPU: `scaled_residual` of `gradients.py` as a Triton kernel.
 
 The backward pass reads gradient and branch once. PyTorch's operations read them twice and write a product for the sum.

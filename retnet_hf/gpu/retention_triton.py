@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Retention on a GPU: the functions of `retention_forms.py` as Triton kernels. `kernels.py` imports this module for GPUs.
 
 `states_kernel` carries the state from chunk to chunk. `read_kernel` computes, for all chunks in parallel, products of tokens

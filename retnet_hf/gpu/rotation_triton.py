@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Rotation of queries and keys on a GPU: `rotate` of `gradients.py` for both, as a Triton kernel.
 
 The kernel reads and writes each element once, in its own dtype. PyTorch's operations write each element twice, in float32,

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Loading by `from_pretrained`: on all ranks of tensor parallelism, and also from folders of other libraries.
 
 Only `names_in`, `tensor_parallel_share` and the methods use private names of transformers.

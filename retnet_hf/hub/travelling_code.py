@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The Python files that are saved with a model: one for its configuration, one for the model, one for GPUs.
 
 Each file joins modules of this package in the order of their imports, because transformers copies only single modules and

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Visibility in softmax attention: which keys each query sees, computed from marks of each column (token) of a row.
 
 A token sees all tokens of its document up to itself, or only the last ones, within a window. The first tokens of a document

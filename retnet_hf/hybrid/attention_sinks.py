@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Sinks at a bounded distance: tokens far from the start of a document see its first tokens at a capped distance.
 
 Models do not generalise to distances they were not trained on. StreamingLLM (arXiv 2309.17453, section 3.2) counts positions

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Feed-forward networks of experts. A few of the experts compute each token, as in Switch Transformers (arXiv 2101.03961).
 
 Shapes in comments: N tokens, E experts, X experts of a token, D hidden size.

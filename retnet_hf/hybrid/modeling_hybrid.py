@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """RetNetHybrid: a RetNet in which layers may have softmax attention, experts, or the norms and rotations of other families.
 
 It differs from the model in `modeling_retnet.py` in the branches of a layer, and in additional plans for layers of softmax

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Softmax attention in a hybrid: the state of a layer, and the computation of a call.
 
 The state holds keys and values of the tokens that later tokens may see. Each column (token) also holds its document and its

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Initialises the weights of a model as `config.initialization` says.
 
 "xavier" and "deepnet" initialise the projections of layers by Xavier's rule, as in the paper. "deepnet" makes them smaller

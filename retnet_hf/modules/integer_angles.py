@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Rotation angles that are exact at any position, because frequencies are integers.
 
 A frequency is in units of 2^-64 revolutions per token. Its product with a position wraps around modulo 2^64, which only

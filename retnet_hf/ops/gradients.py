@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Rotation, RMS norm, gate and loss, with gradients that save less for the backward pass.
 
 PyTorch would save all intermediate results. The functions here save little more than their operands, which the surrounding

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The plan of a call, computed once for all layers: layout of the tokens, rotation, and one operator for each layer.
 
 A plan is complete when it is created, so layers do not check again which type of call this is.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Manhattan retention, which is retention over images: all its forms, as plain functions on tensors.
 
 RMT (Fan et al., arXiv 2309.11523, section 3.2) derives it from retention in two steps. The first is

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The retention operator: all its forms, as plain functions on tensors.
 
 Retention (Sun et al., "Retentive Network", arXiv 2307.08621) replaces softmax attention by a linear recurrence with a fixed

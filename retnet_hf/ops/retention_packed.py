@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Retention over documents packed into one row. Each document continues from its own state.
 
 Serving engines use it to pass prompts, parts of prompts and single tokens of many sequences through a model in one call.

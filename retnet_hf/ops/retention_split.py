@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Retention over sequences that are split over ranks. Each rank holds some segments of every row of the batch.
 
 A segment needs one state from the tokens before it: the sum of the initial state and of the W that earlier segments write,

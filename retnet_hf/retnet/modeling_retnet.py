@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """RetNet: a transformer with retention instead of attention (arXiv 2307.08621).
 
 Read from top to bottom: the feed-forward, the layer, the model, its heads. retention_mixer.py has the token mixer.

@@ -1,3 +1,2 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """RetNetState, a cache of transformers: layers, file format, fingerprint, and packed documents that continue from it."""

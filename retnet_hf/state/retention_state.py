@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The state of a RetNet between calls, as a `transformers.Cache`.
 
 A retention layer keeps M matrices, (B, M, K, V), whatever the number of tokens read: one for each head, or one for each

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """A state on disk: one safetensors file with the fingerprint of the configuration, a mark of the weights and a checksum.
 
 The checksum, "sha256" in the metadata, is the SHA-256 of these bytes, in the order of names:

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """State tuning: training only the initial state of a language model.
 
 A model with a learned initial state behaves as if it had read a text that asks for a task. All weights stay unchanged, the

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Image processors of ViR, RMT and MetaFormer, which compute `pixel_values` from pictures.
 
 As in transformers, every processor has two classes. The class with the plain name uses torchvision if it is installed, and

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """MetaFormer: blocks of norm, token mixer, norm and feed-forward, with a mixer for each stage (arXiv 2111.11418).
 
 With pooling in every stage, it is PoolFormer.

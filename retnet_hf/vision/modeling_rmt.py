@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """RMT: a vision transformer of four stages, with attention that decays with Manhattan distance (arXiv 2309.11523).
 
 Shapes in comments: B images, R rows and L columns of tokens, T = R · L tokens counted row by row, H heads, K head size,

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """ViR: a vision transformer with retention over the patches, row by row, instead of attention (arXiv 2310.19731).
 
 Shapes in comments: B images, R rows and L columns of patches, P = R · L patches counted row by row, T tokens (the patches,

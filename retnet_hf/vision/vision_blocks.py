@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Modules common to ViR, RMT and MetaFormer: parts of their blocks, and the forward passes of their heads.
 
 Shapes in comments: B images, R rows and L columns of tokens, T tokens, C channels.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The end of linearizing: both models are measured, and the folder of the new one is completed.
 
 `run` is the `Linearization` of `pipeline`, which imports this file.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Linearization from a source and a text to a finished folder, stage by stage.
 
 A run works in `OUTPUT.partial`. Each stage has its own folder there, and begins with the model in the folder of the stage

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """A conversation with a causal language model. The model reads each turn once and keeps its state between turns.
 
 The state of a RetNet can be saved together with the messages. Rewinding and branching use a copy of the state; for a RetNet,

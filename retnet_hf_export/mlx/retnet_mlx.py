@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """RetNet (arXiv 2307.08621) for mlx-lm. mlx-lm loads this file by the key `model_file` of config.json.
 
 Shapes: B batch, T tokens, M states, R heads that share a state, K key size, V value size. The decays, angles and sizes of a

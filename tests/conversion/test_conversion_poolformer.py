@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """PoolFormer's checkpoints in both layouts: recognised, sized, read from their files, and written back.
 
 That a converted model computes what transformers' PoolFormer computes, gradients included, is tested with the model, in

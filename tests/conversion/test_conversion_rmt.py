@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """RMT's releases: recognised, sized without a configuration, read from their files, and written back.
 
 That a converted model computes what the authors' code computes is tested with the model, in `test_rmt.py`.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """`retnet_hf_cpu.compile`: programs compute what the layers do, are kept, and are used only where they compute the same.
 
 Few tests compile. In the others, the function that would be compiled runs as it is.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """`retnet_hf_cpu.compile(model, prompts=True)`: two programs around the operator compute what a layer does, at any length.
 
 One test compiles. In the others, the functions that would be compiled run as they are.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Decode steps that are captured and replayed: the same tokens as without, in every use of `generate()`.
 
 On a CPU, `RecordedGraph` stands in for CUDA graphs. With a GPU, the same tests run with real graphs there, too.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Private names of transformers and PyTorch that this project uses: each still exists, with the arguments that are used.
 
 A new version of either may change them. The test that fails then names the file that uses the name, and what for.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Another value of each field of a configuration that changes what a model computes."""
 
 HYBRID = {"layer_types": ["linear_attention", "sliding_attention"], "sliding_window": 4}

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Which tests take how long, in `tests/durations.json`: the files that begin first are chosen by it.
 
 python -m pytest --junitxml report.xml && python tests/support/durations.py report.xml

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Starts a program in several processes, as `torchrun` does: `python forked_ranks.py RANKS PROGRAM ARGUMENTS...`.
 
 What all of them import is imported once, before they are forked, which would take several seconds of each. With several

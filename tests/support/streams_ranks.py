@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Training on streams, in one process or several; test_streaming.py runs it.
 
 Arguments: the folder of the model and the tokens, the one of a run, and the one of a run that goes on from a checkpoint.

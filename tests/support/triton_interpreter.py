@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The Triton kernels under Triton's interpreter, or on a GPU, against the recurrence in float64.
 
 A process of its own, since the variable that chooses the interpreter is read when triton is imported.

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The image processors, against a plain computation with PIL and NumPy, in every backend that is installed.
 
 Tests take the classes of the three families in turn, each in its Pillow version and in the one that uses torchvision where

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """DeepSpeed on CPUs: ZeRO-2 and ZeRO-3 in two processes train, and generate, as one process does."""
 
 from pathlib import Path

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """`accelerate launch` with two processes on CPUs: DDP, FSDP and Trainer compute what one process does.
 
 Device maps and offloading are in test_saving_and_loading.py.

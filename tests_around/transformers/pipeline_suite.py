@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """transformers' tests of pipelines, on models saved here.
 
 The source distribution has no tests of single pipeline tasks. What runs is the mixin's own procedure (load a saved model and

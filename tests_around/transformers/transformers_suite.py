@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The test mixins of transformers, from the source distribution of the installed version.
 
 Nothing of them is kept here: pip downloads the distribution once into the user's cache, and its top-level test modules are
