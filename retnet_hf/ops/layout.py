@@ -150,8 +150,7 @@ def layout_of(
             )
     if state_rows is not None:
         raise ValueError(
-            "state_rows need cu_seq_lens_q and a cache that has rows. RetNetState.zeros(config, sequences) "
-            "creates one."
+            "state_rows need cu_seq_lens_q and a cache that has rows. RetNetState.zeros(config, sequences) creates one."
         )
     if length == 0:
         raise ValueError(
