@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The model families that are RetNets under other names, and their detection in folders and configurations."""
 
 from collections.abc import Collection
@@ -30,6 +29,8 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
         ValueError: for an option that changes what the model computes and has no counterpart here.
     """
     family = family_of(content)
+    if "slope_offset" in content and family not in (ling.FAMILY, ring.FAMILY, ring_lite.FAMILY):
+        raise ValueError("slope_offset is for published files of Ring and Ling, which contain no decays, not for this file.")
     if family is None:
         return hybrid_fields(content) if content.get("attn") else content
     if content.get("quantization_config"):

@@ -1,13 +1,16 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The model_types of families that are RetNets under other names. Importing this module registers them with AutoConfig.
 
 It is separate from `families.py`, because the modules of `families.py` need a completely imported `retnet_hf`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+import transformers
 from transformers import CONFIG_MAPPING, AutoConfig
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 
@@ -19,17 +22,43 @@ MODEL_TYPES = (
 
 
 class FamilyConfig:
-    """Represents a family in AutoConfig, and makes a RetNetHybridConfig from its files."""
+    """Represents a family in AutoConfig, and makes a RetNetHybridConfig from its files.
+
+    transformers has a model of its own for some of these types, which would give another family random weights. Files of
+    its own models stay its own.
+    """
 
     model_type = ""
 
-    def __new__(cls, **content: Any) -> RetNetHybridConfig:
-        """Returns the configuration for the family's fields."""
-        return RetNetHybridConfig.from_dict({"model_type": cls.model_type} | content)
+    def __new__(cls, **content: Any) -> PreTrainedConfig:
+        """Returns the configuration for the family's fields, or transformers' own if it has the type."""
+        config_class = cls._of_transformers() or RetNetHybridConfig
+        return config_class.from_dict({"model_type": cls.model_type} | content)
 
-    from_dict = RetNetHybridConfig.from_dict
+    @classmethod
+    def from_dict(cls, content: dict[str, Any], **kwargs: Any) -> Any:
+        """Returns the configuration of a file, as in transformers."""
+        own = cls._of_transformers() if describes_model_of_transformers(content, cls.model_type) else None
+        return (own or RetNetHybridConfig).from_dict(content, **kwargs)
+
+    @classmethod
+    def _of_transformers(cls) -> type[PreTrainedConfig] | None:
+        name = CONFIG_MAPPING_NAMES.get(cls.model_type)
+        return name and getattr(transformers, name)
+
+
+def describes_model_of_transformers(content: Mapping[str, Any], model_type: str) -> bool:
+    """Returns whether a file with this model_type is of a model of transformers, if transformers has the type."""
+    if any(name in dir(transformers) for name in content.get("architectures") or ()):
+        return True
+    if model_type == "bailing_hybrid":
+        return "short_conv_kernel_size" in content  # Ling-3.0
+    return model_type == "minimax" and "attn_type_list" not in content  # the key of published files
 
 
 for _name in MODEL_TYPES:
-    if _name not in CONFIG_MAPPING:  # registrations by transformers or other libraries are kept
-        AutoConfig.register(_name, type("FamilyConfig", (FamilyConfig,), {"model_type": _name}))
+    if _name not in getattr(CONFIG_MAPPING, "_extra_content", ()):  # registrations by other libraries are kept
+        _class = type("FamilyConfig", (FamilyConfig,), {"model_type": _name})
+        if _name in CONFIG_MAPPING_NAMES:  # remote code is asked for as before
+            _class.__module__ = f"transformers.models.{_name}"
+        AutoConfig.register(_name, _class, exist_ok=True)

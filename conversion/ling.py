@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Ling-2.5, Ling-2.6 and Ring-2.5 (inclusionAI, arXiv 2606.15079): retention, multi-head latent attention, experts.
 
 Layers have the types that they have in Ring-2.0. Ling-3.0 has the same model type, but its decays depend on the data: its
@@ -17,7 +16,7 @@ from . import ring
 from .changes import Change, Dropped, RotatedLast
 from .dialect import Dialect
 from .family import HEADS, Family, Row, Together, head_dim, heads_there, positions, same
-from .foreign_config import ForeignConfig, alibi_decays
+from .foreign_config import ForeignConfig
 from .moves import Conversion, Move
 from .shapes import Shape
 
@@ -51,11 +50,6 @@ DIALECT = Dialect(
     ),
     experts=ring.DIALECT.experts,
 )
-
-
-def depth_factors(layers: int) -> list[float]:
-    """Returns factors on ALiBi's slopes. They count layers from 0."""
-    return [1 - layer / max(layers - 1, 1) + 1e-5 for layer in range(layers)]
 
 
 def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,6 +86,7 @@ FAMILY = WithFurtherLayers(
     rows=(
         *same("hidden_size", "intermediate_size", "num_hidden_layers", hidden_act="silu", rms_norm_eps=1e-6),
         Together(heads_there, HEADS.back),
+        ring.decays_counted_from(0),
         positions(131072),
         Row("layer_group_size", "layer_types", there=ring.kinds_of, back=ring.group_of),
         Together(rotation_there, ring.rotation_back),
@@ -104,11 +99,7 @@ FAMILY = WithFurtherLayers(
         Together(ring.groups_there, lambda ours: {"n_group": ours.n_group or 1, "topk_group": ours.topk_group or 1}),
         *same(norm_topk_prob=True, routed_scaling_factor=1.0, output_router_logits=False),
     ),
-    implied={
-        "decay_schedule": lambda fields: alibi_decays(fields, depth_factors(fields["num_hidden_layers"])),
-        "use_qk_norm": True,
-        "output_gate_act": "sigmoid",
-    },
+    implied={"use_qk_norm": True, "output_gate_act": "sigmoid"},
     fixed=dict.fromkeys(("use_bias", "use_qkv_bias", "linear_silu", "norm_head"), False)
     | dict.fromkeys(("use_qk_norm", "rope_interleave"), True)
     | dict.fromkeys(("rope_scaling", "sliding_window", "short_conv_kernel_size")),

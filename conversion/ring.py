@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Ring-mini-linear-2.0 and Ring-flash-linear-2.0 (inclusionAI, arXiv 2510.19338): retention, softmax attention, experts.
 
 The last of each group of `layer_group_size` layers has softmax attention, and so have the layers that fill no group.
@@ -65,9 +64,24 @@ def group_of(kinds: list[str], ours: RetNetHybridConfig) -> int:
     raise ValueError(f"layer_types must be groups that end in full_attention for the format ring, got {kinds!r}.")
 
 
-def depth_factors(layers: int) -> list[float]:
-    """Returns factors on ALiBi's slopes. They count layers from -1."""
-    return [1 - (layer - 1) / max(layers - 1, 1) + 1e-5 for layer in range(layers)]
+def depth_factors(layers: int, offset: int = -1) -> list[float]:
+    """Returns factors on ALiBi's slopes. They count layers from `offset`: 1 - (layer + offset) / (layers - 1)."""
+    return [1 - (layer + offset) / max(layers - 1, 1) + 1e-5 for layer in range(layers)]
+
+
+def decays_counted_from(offset: int) -> Together:
+    """Returns the decays, which no file contains. `slope_offset` chooses one of two formulas that are in use."""
+
+    def there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
+        chosen = config.get("slope_offset", offset)
+        if chosen not in (-1, 0):
+            raise ValueError(
+                "slope_offset must be -1 or 0, for slopes of layer l of L times 1 - (l + slope_offset) / (L - 1), got "
+                f"{chosen!r}"
+            )
+        return {"decay_schedule": alibi_decays(fields, depth_factors(fields["num_hidden_layers"], chosen))}
+
+    return Together(there, lambda ours: {})
 
 
 def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,6 +129,7 @@ FAMILY = Family(
     rows=(
         *same("hidden_size", "intermediate_size", "num_hidden_layers", hidden_act="silu", rms_norm_eps=1e-6),
         HEADS,
+        decays_counted_from(-1),
         positions(131072),
         Row("layer_group_size", "layer_types", there=kinds_of, back=group_of),
         Together(rotation_there, rotation_back),
@@ -126,11 +141,7 @@ FAMILY = Family(
         Together(groups_there, lambda ours: {"n_group": ours.n_group or 1, "topk_group": ours.topk_group or 1}),
         *same(norm_topk_prob=True, routed_scaling_factor=1.0, output_router_logits=False),
     ),
-    implied={
-        "decay_schedule": lambda fields: alibi_decays(fields, depth_factors(fields["num_hidden_layers"])),
-        "use_qk_norm": True,
-        "output_gate_act": "sigmoid",
-    },
+    implied={"use_qk_norm": True, "output_gate_act": "sigmoid"},
     fixed=dict.fromkeys(("use_bias", "use_qkv_bias", "linear_silu", "use_linear_silu", "norm_head"), False)
     | dict.fromkeys(("use_qk_norm", "linear_rope", "use_rmsnorm"), True)
     | dict.fromkeys(("rope_scaling", "sliding_window", "kv_lora_rank"))

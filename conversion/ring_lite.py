@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Ring-lite-linear-preview (inclusionAI): Ring before version 2.0, with the same model type and names of tensors.
 
 Queries and keys have no norms, the norm of the output is over all heads, the router is a softmax, and decays count layers
@@ -8,9 +7,9 @@ as in Ling.
 
 from typing import Any
 
-from . import ling, ring
+from . import ring
 from .family import HEADS, Family, Row, Together, positions, same
-from .foreign_config import ForeignConfig, alibi_decays
+from .foreign_config import ForeignConfig
 
 
 def biases_there(config: ForeignConfig, fields: dict[str, Any]) -> dict[str, Any]:
@@ -31,6 +30,7 @@ FAMILY = Family(
     rows=(
         *same("hidden_size", "intermediate_size", "num_hidden_layers", hidden_act="silu", rms_norm_eps=1e-5),
         HEADS,
+        ring.decays_counted_from(0),
         positions(65536),
         Row("layer_group_size", "layer_types", there=ring.kinds_of, back=ring.group_of),
         Row(
@@ -46,7 +46,6 @@ FAMILY = Family(
         *same(norm_topk_prob=True, output_router_logits=False),
     ),
     implied={
-        "decay_schedule": lambda fields: alibi_decays(fields, ling.depth_factors(fields["num_hidden_layers"])),
         "head_norm_groups": 1,
         "output_gate_act": "sigmoid",
         "router_act": "softmax",

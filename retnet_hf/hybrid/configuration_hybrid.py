@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Configuration of a hybrid: a RetNet with other token mixers, norms, rotations or feed-forward networks in some layers."""
 
 from typing import Any
@@ -21,14 +20,20 @@ ROTATES_SOFTMAX = ("attention_rope_theta", "kv_lora_rank")  # fields of softmax 
 SOFTMAX_EVERY = 8  # layers from one layer of softmax attention to the next, in presets for training from scratch
 
 
-def fields_of(content: dict[str, Any]) -> dict[str, Any]:
+def fields_of(content: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of a config.json of any supported family, under the names used here.
+
+    Args:
+        options: keyword arguments of `from_pretrained`. `slope_offset` is taken from them.
 
     Raises:
         ValueError: for an option that changes what the model computes and has no counterpart here.
     """
+    if "slope_offset" in options:
+        content = content | {"slope_offset": options.pop("slope_offset")}
     is_ours = content.get("model_type") in (RetNetConfig.model_type, RetNetHybridConfig.model_type)
     is_ours = is_ours and not content.get("attn")  # the softmax layers of a hybrid of fla
+    is_ours = is_ours and "slope_offset" not in content
     families = None if is_ours else conversion("families")
     return content if families is None else families.fields_of(content)
 
@@ -37,7 +42,9 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
 class RetNetHybridConfig(RetNetConfig):
     r"""Configuration of a RetNet with layers of softmax attention, experts, and the options of other families of models.
 
-    Published `config.json` files of HypeNet, TransNormerLLM, MiniMax, Ring and Ling are read unchanged.
+    Published `config.json` files of HypeNet, TransNormerLLM, MiniMax, Ring and Ling are read unchanged. For Ring and Ling,
+    whose files contain no decays, `from_pretrained(folder, slope_offset=…)` of configurations and models chooses between two
+    formulas, -1 or 0: ALiBi's slopes of layer l of L times 1 - (l + slope_offset) / (L - 1).
 
     Args:
         layer_types (`list[str]`, *optional*): token mixer of each layer, by the names of transformers: "linear_attention" is
@@ -161,12 +168,12 @@ class RetNetHybridConfig(RetNetConfig):
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Reads a configuration as transformers does, also from files of other families."""
         content, kwargs = super().get_config_dict(*args, **kwargs)
-        return fields_of(content), kwargs
+        return fields_of(content, kwargs), kwargs
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "RetNetHybridConfig":
         """Makes a configuration as transformers does, also from fields of other families."""
-        return super().from_dict(fields_of(config_dict), **kwargs)
+        return super().from_dict(fields_of(config_dict, kwargs), **kwargs)
 
     def _read(self, kwargs: dict[str, Any]) -> None:
         super()._read(kwargs)

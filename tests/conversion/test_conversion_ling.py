@@ -1,26 +1,34 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Ling-2.5 and Ling-2.6: retention, multi-head latent attention and experts.
 
 The expected outputs were computed in float64 by a plain program, which computes the keys and values of each head.
 """
 
+import json
+
 import accelerate
 import pytest
 import torch
+import transformers
+from family_folders import published_minimax
 from foreign_folders import write_folder
 from golden import SMALL, Golden, golden
 from huggingface_hub.errors import StrictDataclassError
 from peft import LoraConfig, get_peft_model
 from published_outputs import check_form, check_padded
 from small_models import close, greedy, random_ids
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetState
 from retnet_hf_conversion.errors import CheckpointError
+from retnet_hf_conversion.family_model_types import MODEL_TYPES
 from retnet_hf_conversion.formats import FORMATS
 from retnet_hf_conversion.ling import FAMILY, from_ling, to_ling
 from retnet_hf_conversion.moves import empty_model
 
+
+pytest_plugins = ("family_folders",)  # the fixture `plain_minimax`
 
 of_each_case = pytest.mark.parametrize("case", ["ling/published_like", "ling/other_options"])
 
@@ -183,6 +191,58 @@ def test_the_flash_model_has_as_many_parameters_as_its_card_says():
     assert 103e9 < model.num_parameters() < 108e9
     assert [layer for layer, kind in enumerate(config.layer_types) if kind == "full_attention"] == [7, 15, 23, 31]
     assert config.decays(0)[0] == pytest.approx(0.431, abs=1e-3)  # exp(-2^(-1/4) (1 + 1e-5))
+
+
+@pytest.mark.parametrize("fields", [{}, {"architectures": None}, {"architectures": ["Other"], "group_norm_size": None}])
+def test_a_file_of_a_type_that_transformers_has_is_of_whom_it_describes(fields, plain_minimax, tmp_path):
+    """Never a model with random weights. Ling-3.0 has the type of Ling-2.5."""
+    assert set(MODEL_TYPES) & set(CONFIG_MAPPING_NAMES) <= {"bailing_hybrid", "minimax"}  # test others here
+    data = golden("ling/published_like", SMALL)
+    state_dict, config = published_minimax(plain_minimax)
+    for weights, content in ((data.state_dict, data.config), (state_dict, config | {"model_type": "minimax"})):
+        content = {name: value for name, value in (content | fields).items() if value is not None}
+        folder = write_folder(tmp_path / content["model_type"], weights, content)
+        model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        assert type(model) is RetNetHybridForCausalLM
+        assert not report["missing_keys"]
+
+    config_class = getattr(transformers, CONFIG_MAPPING_NAMES.get("bailing_hybrid", "none"), None)
+    if config_class is None:
+        pytest.skip("this version of transformers has no Ling-3.0")
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size", "num_local_experts"), 16)
+    sizes |= dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_experts_per_tok", "n_group", "topk_group"), 2)
+    sizes |= dict.fromkeys(("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "head_dim"), 8)
+    sizes |= {"vocab_size": 64, "num_hidden_layers": 6, "pad_token_id": 0, "eos_token_id": 1}
+    theirs = AutoModelForCausalLM.from_config(config_class(**sizes))
+    theirs.save_pretrained(tmp_path / "theirs")
+    content = json.loads((tmp_path / "theirs" / "config.json").read_text()) | fields
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(content))
+    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", output_loading_info=True)
+    assert type(loaded) is type(theirs)
+    assert not report["missing_keys"]
+    assert type(AutoConfig.for_model("bailing_hybrid", **sizes)) is config_class
+
+
+@pytest.mark.parametrize("family", ["ling", "ring", "ring_lite"])
+@pytest.mark.parametrize("load", [AutoModelForCausalLM.from_pretrained, RetNetHybridForCausalLM.from_pretrained])
+def test_one_of_two_formulas_for_decays_is_chosen_and_saved_as_decays(family, load, tmp_path):
+    data = golden(f"{family}/published_like", SMALL)
+    folder = write_folder(tmp_path / "published", data.state_dict, data.config)
+    layers, default = data.config["num_hidden_layers"], -1 if family == "ring" else 0
+    for offset in (None, -1, 0):
+        model = load(folder, **({} if offset is None else {"slope_offset": offset}))
+        for layer in range(layers):
+            factor = 1 - (layer + (default if offset is None else offset)) / (layers - 1) + 1e-5
+            if model.config.layer_types[layer] == "linear_attention":
+                slopes = -torch.tensor(model.config.decays(layer)).log()
+                close(slopes[0], torch.tensor(2 ** (-8 / len(slopes)) * factor))
+        model.save_pretrained(tmp_path / str(offset))
+        saved = AutoConfig.from_pretrained(tmp_path / str(offset))
+        assert [saved.decays(layer) for layer in range(layers)] == [model.config.decays(layer) for layer in range(layers)]
+    with pytest.raises(ValueError, match="slope_offset must be -1 or 0, .* got 1"):
+        load(folder, slope_offset=1)
+    with pytest.raises(ValueError, match="not for this file"):
+        load(tmp_path / "0", slope_offset=0)
 
 
 def test_it_is_told_from_ring():

@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Writers are closed: a foreign file says what every field of a configuration means, or the writer refuses it."""
 
 import contextlib
@@ -64,11 +63,12 @@ TAKEN = {
     | {"head_norm_eps": EPSILON / 8},
     ring: FAMILIES["ring"] | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3))},
     ring_lite: FAMILIES["ring"]
-    | {"decay_schedule": decays_with_factors("alibi", 4, ling.depth_factors(3)), "head_norm_groups": 1, "use_qk_norm": False}
+    | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3, 0))}
+    | {"head_norm_groups": 1, "use_qk_norm": False}
     | {"router_act": "softmax", "use_router_bias": False, "n_group": None, "topk_group": None, "routed_scaling_factor": 1.0}
     | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     ling: FAMILIES["ring"]
-    | {"decay_schedule": decays_with_factors("alibi", 4, ling.depth_factors(3)), "attention_num_key_value_heads": None}
+    | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3, 0)), "attention_num_key_value_heads": None}
     | {"kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4},
 }
 # other values than those that change a fingerprint: what REVIEW found, and fields without an effect of their own

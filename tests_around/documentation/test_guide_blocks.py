@@ -1,5 +1,4 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Blocks of `bash`, `text` and `py` in the guides: each is run as it stands, or a table says why it is not.
 
 Names that a block uses, such as `my-model` or `notes/`, are stand-ins of a few thousand parameters and a few words.
@@ -20,9 +19,19 @@ from golden import SMALL, golden
 from places import ROOT
 from small_models import small_model
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, StateTuning, ViRConfig, ViRForImageClassification, ViRImageProcessor
+from retnet_hf import (
+    RetNetConfig,
+    RetNetForCausalLM,
+    RetNetHybridConfig,
+    RetNetHybridForCausalLM,
+    StateTuning,
+    ViRConfig,
+    ViRForImageClassification,
+    ViRImageProcessor,
+)
 from retnet_hf_cli.app import app
 from retnet_hf_cli.text.corpus import SAMPLE_TEXT, train_tokenizer
+from retnet_hf_conversion import ring
 from retnet_hf_conversion.fla import to_fla
 from retnet_hf_conversion.hypenet import to_hypenet
 from retnet_hf_conversion.torchscale import to_torchscale
@@ -153,6 +162,11 @@ def make_published(case: str):
     return make
 
 
+def make_ring(path: Path) -> None:
+    fields = ring.FAMILY.fields(golden("ring/published_like", SMALL).config | {"vocab_size": 300})
+    write_folder(path, *ring.to_ring(RetNetHybridForCausalLM(RetNetHybridConfig(**fields))))
+
+
 MAKERS = {
     "my-model": make_language_model,
     "retnet-demo": make_language_model,
@@ -164,6 +178,7 @@ MAKERS = {
     "OpenNLPLab/TransNormerLLM-385M": make_published("transnormer/published_like"),
     "fla-hub/retnet-1.3B-100B": make_foreign(to_fla, "fla"),
     "chen-yingfa/HypeNet-2B": make_foreign(to_hypenet, "hypenet"),
+    "inclusionAI/Ring-mini-linear-2.0": make_ring,
 }
 
 
@@ -248,7 +263,7 @@ def test_each_block_that_needs_more_than_a_page_runs_on_stand_ins(source, retnet
         if name in names:
             make_language_model(tmp_path / "retnet-demo")
             assert retnet_hf("export", "retnet-demo", name, "--to", target).code == 0
-    for name in names & {"chen-yingfa/HypeNet-2B"}:
+    for name in names & {"chen-yingfa/HypeNet-2B", "inclusionAI/Ring-mini-linear-2.0"}:
         language_model()[1].save_pretrained(tmp_path / name)
     exec(compile(source, "docs", "exec"), {"__name__": "__main__"})
 
