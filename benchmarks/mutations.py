@@ -128,7 +128,6 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("number - before <= tokens", "number <= tokens"),
             ("max(1, reach.window - 1)", "max(1, reach.window - 2)"),
             ("needed & read.present & (read", "needed & (read"),
-            ("torch.where(needed, read.document, -1 - read.documents)", "read.document"),
             ("order[:, -near - reach.sinks :]", "order[:, -near:]"),
         ],
     ),
@@ -207,7 +206,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "conversion/ling": (
-        "conversion_ling",
+        "conversion_ling conversion_published",
         [
             ("1 - layer / max(layers - 1, 1) + 1e-5", "1 - (layer - 1) / max(layers - 1, 1) + 1e-5"),
             ("if layer and int(layer[1]) in further:", "if layer and int(layer[1]) >= layers:"),
@@ -215,7 +214,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "latent_attention": (
-        "conversion_ling",
+        "conversion_ling conversion_published",
         [
             ("if plan.is_flash:", "if False:"),
             ("scaling=sum(self.sizes) ** -0.5", "scaling=self.sizes[0] ** -0.5"),
@@ -223,7 +222,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "conversion/minicpm_sala": (
-        "conversion_minicpm_sala",
+        "conversion_minicpm_sala conversion_published",
         [
             ('"rms_norm_eps": eps / branch**2', '"rms_norm_eps": eps'),
             ('"logits_scaling": hidden / (config', '"logits_scaling": 1 + 0 * hidden / (config'),
@@ -518,7 +517,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "conversion/family": (
-        "conversion_family conversion_writers conversion_families conversion_minicpm_sala conversion_ring_lite",
+        "conversion_family conversion_writers conversion_families conversion_minicpm_sala conversion_published",
         [
             ("if value not in self.values:", "if False:"),
             ("require_fields(ours, target_format, (name, *self.values.values()))", "pass"),

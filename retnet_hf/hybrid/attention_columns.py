@@ -97,7 +97,7 @@ def kept_columns(columns: Columns, reach: Reach, removable: int = 0) -> tuple[Co
     """Returns the columns that a state keeps, and their indices (B, S') or, if they are equal in all rows, (1, S').
 
     The state of a window keeps the last tokens and the sinks of the last document in each row, window - 1 + sinks columns at
-    most, and the `removable` last columns. A row that has fewer such tokens keeps other columns, marked as absent, in front.
+    most, and the `removable` last columns. A row that has fewer such tokens keeps columns in front that no later token sees.
     No values are read in Python under a compiler. The indices are None if all columns are kept.
     """
     length = columns.count.shape[1] - removable
@@ -112,7 +112,6 @@ def kept_columns(columns: Columns, reach: Reach, removable: int = 0) -> tuple[Co
     places = order[:, -near - reach.sinks :]
     if not needs_autograd() and bool((places == places[:1]).all()):
         places = places[:1]
-    read = Columns(torch.where(needed, read.document, -1 - read.documents), *read[1:])
     kept = Columns(*(chosen(marks, 1, places) for marks in read)).followed_by(tail)
     last = torch.arange(length, length + removable, device=places.device).expand(len(places), -1)
     return kept, torch.cat([places, last], dim=1)
