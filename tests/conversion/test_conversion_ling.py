@@ -12,11 +12,11 @@ import torch
 import transformers
 from family_folders import published_minimax
 from foreign_folders import write_folder
-from golden import SMALL, Golden, golden
+from golden import SMALL, golden
 from huggingface_hub.errors import StrictDataclassError
 from peft import LoraConfig, get_peft_model
-from published_outputs import check_form, check_padded
-from small_models import close, greedy, random_ids
+from published_outputs import read
+from small_models import close, random_ids
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -24,56 +24,17 @@ from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetState
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.family_model_types import MODEL_TYPES
 from retnet_hf_conversion.formats import FORMATS
-from retnet_hf_conversion.ling import FAMILY, from_ling, to_ling
+from retnet_hf_conversion.ling import FAMILY, from_ling
 from retnet_hf_conversion.moves import empty_model
 
 
 pytest_plugins = ("family_folders",)  # the fixture `plain_minimax`
-
-of_each_case = pytest.mark.parametrize("case", ["ling/published_like", "ling/other_options"])
-
-
-def read(case: str) -> tuple[RetNetHybridForCausalLM, Golden]:
-    data = golden(case, SMALL)
-    return from_ling(data.state_dict, data.config).eval(), data
 
 
 @pytest.fixture(autouse=True)
 def no_gradients():
     with torch.no_grad():
         yield
-
-
-@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
-@of_each_case
-def test_logits_and_loss_are_the_published_ones_in_every_form(case, form):
-    check_form(*read(case), form)
-
-
-@of_each_case
-def test_a_folder_is_read_and_padded_rows_are_what_they_are_alone(case, tmp_path):
-    data = golden(case, SMALL)
-    write_folder(tmp_path / "published", data.state_dict, data.config)
-    model = RetNetHybridForCausalLM.from_pretrained(tmp_path / "published").eval()
-    ids = data.tensors["input_ids"]
-    check_padded(model, ids, data.tensors["logits"][0], alone=2e-5, whole=5e-5)
-    model.generation_config.eos_token_id = None
-    assert torch.equal(greedy(model, ids, 6), greedy(model, ids, 6, use_cache=False))
-    assert torch.equal(
-        model.generate(ids, num_beams=3, max_new_tokens=6, do_sample=False),
-        model.generate(ids, num_beams=3, max_new_tokens=6, do_sample=False, use_cache=False),
-    )
-
-
-@of_each_case
-def test_it_is_written_as_it_was_published_without_layers_that_predict_further_tokens(case):
-    model, data = read(case)
-    state_dict, config = to_ling(model)
-    without_effect = {"num_nextn_predict_layers": data.config["num_nextn_predict_layers"]}
-    assert {name: config.get(name, without_effect.get(name)) for name in data.config} == data.config
-    layers = data.config["num_hidden_layers"]
-    assert {name for name in data.state_dict if f"layers.{layers}." not in name} == state_dict.keys()
-    assert all(torch.equal(tensor, data.state_dict[name]) for name, tensor in state_dict.items())
 
 
 def test_the_state_holds_one_vector_of_a_token_for_all_heads(tmp_path):

@@ -5,53 +5,15 @@ import json
 
 import pytest
 import torch
-from foreign_folders import write_folder
-from golden import SMALL, Golden, golden
-from published_outputs import check_form, check_padded
-from small_models import close, greedy
-from transformers import AutoModelForCausalLM
+from golden import SMALL, golden
+from published_outputs import read
+from small_models import close
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
 from retnet_hf_conversion.formats import FORMATS
-from retnet_hf_conversion.minicpm_sala import FAMILY, from_minicpm_sala, to_minicpm_sala
+from retnet_hf_conversion.minicpm_sala import FAMILY, from_minicpm_sala
 from retnet_hf_conversion.moves import empty_model
 from retnet_hf_linearization.measures import losses_of
-
-
-of_each_case = pytest.mark.parametrize("case", ["minicpm_sala/published_like", "minicpm_sala/other_options"])
-
-
-def read(case: str) -> tuple[RetNetHybridForCausalLM, Golden]:
-    data = golden(case, SMALL)
-    return from_minicpm_sala(data.state_dict, data.config).eval(), data
-
-
-@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
-@of_each_case
-def test_logits_and_loss_are_the_published_ones_in_every_form(case, form):
-    check_form(*read(case), form)
-
-
-@of_each_case
-def test_a_folder_is_read_and_padded_rows_are_what_they_are_alone(case, tmp_path):
-    data = golden(case, SMALL)
-    write_folder(tmp_path / "published", data.state_dict, data.config)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "published").eval()
-    assert type(model) is RetNetHybridForCausalLM
-    ids = data.tensors["input_ids"][:, :20].repeat(2, 1)
-    check_padded(model, ids, data.tensors["logits"][0, :20], alone=1e-5, whole=1e-5)
-    model.generation_config.eos_token_id = None
-    assert torch.equal(greedy(model, ids[:1], 6), greedy(model, ids[:1], 6, use_cache=False))
-
-
-@of_each_case
-def test_it_is_written_as_it_was_published(case):
-    model, data = read(case)
-    state_dict, config = to_minicpm_sala(model)
-    without_effect = {"attention_dropout": 0.0}
-    assert {name: config.get(name, without_effect.get(name)) for name in data.config} == data.config
-    assert state_dict.keys() == data.state_dict.keys()
-    assert all(torch.equal(tensor, data.state_dict[name]) for name, tensor in state_dict.items())
 
 
 def test_a_text_that_the_published_model_reads_sparsely_is_refused_at_the_call():
