@@ -214,7 +214,8 @@ def store_teacher(teacher: PreTrainedModel, batches: Iterable[Tensor], folder: s
     for number, ids in enumerate(batches):
         lengths.append(len(ids))
         path = _part(folder, number)
-        asked = {"teacher": teacher.name_or_path, "k": str(k), "ids": _digest(ids)}
+        content = f"{tuple(ids.shape)}".encode() + ids.int().cpu().contiguous().numpy().tobytes()
+        asked = {"teacher": teacher.name_or_path, "k": str(k), "ids": hashlib.sha256(content).hexdigest()}
         if path.is_file() and _asked(path) == asked:
             continue
         hidden = teacher.model(ids.to(teacher.device), use_cache=False).last_hidden_state.flatten(0, 1)  # (B T, D)
@@ -226,10 +227,6 @@ def store_teacher(teacher: PreTrainedModel, batches: Iterable[Tensor], folder: s
     if not lengths:
         raise ValueError("batches must hold at least one block of tokens.")
     write_whole(folder / _INDEX, json.dumps({"blocks": lengths}))
-
-
-def _digest(ids: Tensor) -> str:
-    return hashlib.sha256(f"{tuple(ids.shape)}".encode() + ids.int().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def _asked(path: Path) -> dict[str, str] | None:

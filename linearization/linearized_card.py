@@ -76,7 +76,8 @@ def markdown(report: Report) -> str:
         lines += [f"| {part} | {found:.2f} | {found / whole:.3f} |" for part, found in report.without.items()]
     if report.answers:
         lines += ["", "| prompt | source | this model |", "|---|---|---|"]
-        lines += [f"| {' | '.join(map(_in_a_cell, row))} |" for row in report.answers]
+        rows = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in report.answers]
+        lines += [f"| {' | '.join(row)} |" for row in rows]
     for stage in report.trainings:
         if is_worse(stage.before, stage.after):
             lines += [
@@ -104,11 +105,6 @@ def cost_bars(costs: Mapping[int, float], replaced: Collection[int], width: int 
         f"{' ' if layer in replaced else '*'}{layer:3} {cost:7.3f} {'█' * round(width * max(cost, 0.0) / longest)}".rstrip()
         for layer, cost in costs.items()
     ]
-
-
-def _in_a_cell(text: str) -> str:
-    """Returns a text as a cell of a Markdown table."""
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _shares(theirs: float, ours: float) -> tuple[str, str, str]:

@@ -100,17 +100,13 @@ def write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any_
                     quantize(whole, file, kind)
             found = check(reference, file) if is_language_model else (check_classifier(reference, file, any_size), None)
             exported.append(ExportedFile(f"{folder.name}/{file.name}", kind, file.stat().st_size, *found))
-            _require_near(exported[-1])
+            error, equal = found
+            is_near = error <= MOST_ERROR and equal in (GREEDY, None) if kind == "float32" else error <= MOST_QUANTISED_ERROR
+            if not is_near:  # also for NaN
+                raise ExportError(f"the exported model is wrong: its logits differ from the model's by {error:.1e}")
     if "float32" not in kinds:
         whole.unlink()
     return [file for file in exported if file.kind in kinds]
-
-
-def _require_near(file: ExportedFile) -> None:
-    """Raises ExportError if a file's outputs differ from its model's by more than the limit for its type of weights."""
-    most, tokens = (MOST_ERROR, (GREEDY, None)) if file.kind == "float32" else (MOST_QUANTISED_ERROR, (file.equal_tokens,))
-    if not file.error <= most or file.equal_tokens not in tokens:  # also true for NaN
-        raise ExportError(f"the exported model is wrong: its logits differ from the model's by {file.error:.1e}")
 
 
 def genai_config(model: RetNetForCausalLM, file: str, eos_token_id: int | None = None) -> dict[str, Any]:
