@@ -1,8 +1,6 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """MiniCPM-SALA: computed as published for texts below `dense_len` tokens, and refused beyond."""
 
-import json
-
 import pytest
 import torch
 from golden import SMALL, golden
@@ -10,8 +8,7 @@ from published_outputs import read
 from small_models import close
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf_conversion.formats import FORMATS
-from retnet_hf_conversion.minicpm_sala import FAMILY, from_minicpm_sala
+from retnet_hf_conversion.minicpm_sala import FAMILY
 from retnet_hf_conversion.moves import empty_model
 from retnet_hf_linearization.measures import losses_of
 
@@ -42,23 +39,6 @@ def test_hidden_states_are_those_of_the_authors_and_logits_are_divided():
         close(losses_of(model, ids).mean(), model(ids, labels=ids).loss, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"mixer_types": ["minicpm4", "mamba", "lightning", "minicpm4"]}, "mixer_types must contain only .*, got 'mamba'"),
-        ({"qk_norm": False}, "qk_norm in config.json must be True"),
-        ({"use_output_norm": False}, "use_output_norm in config.json must be True"),
-        ({"new_option": 3}, "new_option"),
-        ({"sparse_config": {"dense_len": 8192, "new_option": 3}}, "sparse_config in config.json .* got 'new_option'"),
-        ({"scale_depth": 0}, "scale_depth in config.json must be positive, got 0"),
-    ],
-)
-def test_what_has_no_counterpart_is_refused(fields, words):
-    data = golden("minicpm_sala/published_like", SMALL)
-    with pytest.raises(ValueError, match=words):
-        from_minicpm_sala(data.state_dict, data.config | fields)
-
-
 def test_the_published_size_has_nine_billion_parameters_and_no_quarter_of_softmax_layers_is_forgotten():
     sparse = {0, 9, 16, 17, 22, 29, 30, 31}
     published = {"vocab_size": 73448, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 32}
@@ -73,11 +53,3 @@ def test_the_published_size_has_nine_billion_parameters_and_no_quarter_of_softma
     assert config.logits_scaling == 16
     assert config.attention_max_length == 8191
     assert {tuple(config.decays(layer)) for layer in range(32)} == {tuple(config.decays(0))}
-
-
-def test_it_is_told_from_hypenet_by_its_model_type():
-    data = golden("minicpm_sala/published_like", SMALL)
-    found = [name for name, form in FORMATS.items() if form.recognises(data.state_dict.keys(), data.config)]
-    assert found[0] == "minicpm_sala"
-    assert not FAMILY.recognises(data.state_dict.keys(), data.config | {"model_type": "hypenet"})
-    assert json.loads(json.dumps(data.config)) == data.config
