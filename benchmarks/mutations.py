@@ -383,7 +383,16 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("            for needed in sorted(module.needs, key=place_of):", "            for needed in module.needs:"),
             ("    vars(saved)[name] = answer", "    pass"),
             ("if module in GPU:", "if False:"),
+            ("    if unseen:", "    if False:"),
         ],
+    ),
+    "adapter_targets": (
+        "works_with_peft",
+        [('LAYERS + LATENT if is_language else "all-linear"', '"all-linear"')],
+    ),
+    "conversion/family_model_types": (
+        "conversion_ling",
+        [('return "short_conv_kernel_size" in content', "return True"), ("        return True\n", "        return False\n")],
     ),
     "long_sequences": (
         "long_sequences",

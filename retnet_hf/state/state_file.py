@@ -61,7 +61,7 @@ def weights_mark(model: nn.Module) -> str | None:
                 if adapter not in active:
                     unused.update([part] if isinstance(part, Tensor) else part.parameters())
         scales = getattr(module, "scaling", {})
-        sums += [(scales[adapter], scales[adapter]) for adapter in active if adapter in scales]
+        sums += [(scales[adapter], abs(scales[adapter])) for adapter in active if adapter in scales]
     for weight in model.parameters():
         if weight in unused:
             continue
