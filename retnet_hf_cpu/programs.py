@@ -263,7 +263,7 @@ def program_path(folder: Path, config: PreTrainedConfig | None, twin: nn.Module,
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version", "vocab_size", "num_hidden_layers"):
         fields.pop(name, None)
     constants_of_layer = [
-        {name: value for name, value in vars(module).items() if isinstance(value, (int, float, str)) and name != "layer_idx"}
+        {name: value for name, value in vars(module).items() if isinstance(value, (int, float, str)) and "_idx" not in name}
         for module in twin.modules()
     ]
     made_of = machine() | {
