@@ -60,7 +60,6 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("documents[:, 1:] != documents[:, :-1], (1, 0))", "documents[:, 1:] != documents[:, :-1], (0, 1))"),
             ("torch.where(last < 0, present.long()", "torch.where(last < 1, present.long()"),
             ("valid = bounds[0] == 0 and bounds[-1] == length", "valid = bounds[-1] == length"),
-            ("(older[:, :length] != 0)", "(older[:, :length] >= 0)"),
             ("first = min(width - length, int(past_length))", "first = width - length"),
             ("past_length.clamp(max=width - length) +", "past_length * 0 +"),
             ("document_ends(self.starts).flip(1)", "self.starts.flip(1)"),

@@ -158,9 +158,6 @@ def layout_of(
             "attention_mask that also covers the tokens that the state has read."
         )
     mask = None if attention_mask is None else new_columns(shape, attention_mask, past)
-    read_before = past is not None and past.is_initialized and position_ids is None and length > 1
-    if mask is not None and read_before and not needs_autograd():
-        require_absent_unread(attention_mask[:, :-length], past)
     start = torch.zeros(1, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
     start = start[:, None]  # (B|1, 1)
 
@@ -253,17 +250,6 @@ def new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Te
         return attention_mask.index_select(1, columns) != 0
     first = min(width - length, int(past_length))
     return attention_mask[:, first : first + length] != 0
-
-
-def require_absent_unread(older: Tensor, past: Any) -> None:
-    """Raises ValueError if a mask (B, S) of earlier tokens removes some that the state has read as present ones."""
-    length = int(past.get_seq_length())
-    missing = past.next_position - (older[:, :length] != 0).sum(-1).to(past.next_position.device)
-    if older.shape[1] >= length and bool((missing > 0).any()):
-        raise ValueError(
-            f"attention_mask has zeros for {int(missing.max())} tokens of a row that cache has read as present. "
-            "Pass a mask of 0 also in the call that reads such tokens, as generate() does for rows that have ended."
-        )
 
 
 def checked_positions(shape: tuple[int, int], position_ids: Tensor) -> Tensor:

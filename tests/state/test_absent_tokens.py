@@ -38,16 +38,6 @@ def test_rows_that_end_early_go_on_in_the_next_turn_as_without_a_state(dialect, 
     assert first.cache.layers[0].next_position.tolist() == mask.sum(1).tolist()
 
 
-@torch.no_grad()
-def test_a_mask_that_takes_back_tokens_of_a_state_is_refused():
-    model, ids = small_model(), random_ids(2, 9)
-    state = model(ids, use_cache=True).cache  # reads all tokens of both rows
-    mask = torch.ones(2, 12, dtype=torch.long)
-    mask[1, 6:9] = 0
-    with pytest.raises(ValueError, match="attention_mask has zeros for 3 tokens of a row that cache has read"):
-        model(random_ids(2, 3), attention_mask=mask, cache=state)
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 @torch.no_grad()
