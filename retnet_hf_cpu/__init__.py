@@ -72,7 +72,7 @@ def compile(
             For other numbers, layers compute as in the model.
         prompts: whether to compile programs for calls with two or more tokens per sequence in layers of retention. Two
             programs serve all equal layers, any length and any number of sequences. They take about fifteen more seconds to
-            compile. Quantised layers have none. Tested with torch 2.13.
+            compile. Quantised layers have none. Tested with torch 2.13 and 2.15.
 
     Raises:
         ValueError: for an unsupported model, batch_sizes that are empty or contain a number below 1, `prompts` without
