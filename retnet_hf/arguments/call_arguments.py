@@ -14,7 +14,6 @@ from transformers.utils import TransformersKwargs
 
 # Arguments that tools pass to every model. Trainer passes use_cache.
 PASSED_ON = frozenset((*TransformersKwargs.__annotations__, "seq_idx", "state_rows", "use_cache"))
-DOCUMENTS = frozenset(("cu_seq_lens_q", "seq_idx"))
 WITHOUT_DOCUMENTS = PASSED_ON - {"cu_seq_lens_k"}  # it has no meaning without cu_seq_lens_q
 # names of documents, lengths, masks, states and visibility of tokens in other libraries
 CHANGES_RESULTS = re.compile("doc|seg|seq|len|mask|pack|pad|offset|bound|indptr|past|cache|state|encoder|causal|bidirect")

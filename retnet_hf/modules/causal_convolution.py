@@ -73,6 +73,6 @@ class CausalConv1d(nn.Conv1d):
             output = output[:, self.span :]
         if own is not None:
             if own.tail is None:
-                own.first_tokens = first_tokens_of(output, mask, hidden_states=hidden_states, mask=mask)
+                own.first_tokens = first_tokens_of(self, output, mask, hidden_states=hidden_states, mask=mask)
             own.tail = joined[:, tokens:].clone()  # a view would keep the memory of the whole piece
         return output, state

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from torch import nn
 from transformers.utils.output_capturing import capture_outputs
 
+from ..ops.gradients import GLOBAL_HOOKS
+
 
 RECORDER = capture_outputs.__module__  # module of the hooks with which transformers records hidden states
 
@@ -15,7 +17,7 @@ def has_hooks(modules: Iterable[nn.Module]) -> bool:
 
     Ignores hooks that record outputs, because transformers does not remove them after use.
     """
-    if nn.modules.module._has_any_global_hook():
+    if any(GLOBAL_HOOKS):
         return True
     for module in modules:
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())

@@ -196,10 +196,9 @@ def layout_of(
             position, next_position = (position - first).clamp(min=0), next_position - first
         reset = boundary if reset is None else reset | boundary
 
-    captured = (
-        mask is not None and length == 1 and mask is attention_mask
-    )  # a step that is captured has a bool mask, which it cannot read
-    if not needs_autograd() and not captured:  # a mask that is all True and starts that are all False are dropped
+    # `generate` passes a bool mask of one token only if a row has ended, and CUDA graphs cannot read it.
+    unread = length == 1 and mask is not None and mask is attention_mask
+    if not needs_autograd() and not unread:  # a mask that is all True and starts that are all False are dropped
         mask = None if mask is not None and bool(mask.all()) else mask
         reset = None if reset is not None and not bool(reset.any()) else reset
     return Layout(position, next_position, mask, reset)

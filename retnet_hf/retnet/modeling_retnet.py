@@ -7,6 +7,7 @@ Each call computes one plan (plan.py) for all layers, in training, prefill and d
 Shapes in comments: B batch, T tokens, H heads, D hidden size.
 """
 
+import copy
 import functools
 import math
 from contextlib import nullcontext
@@ -37,7 +38,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from ..arguments.call_arguments import DOCUMENTS, require_known_arguments, with_arguments_of
+from ..arguments.call_arguments import require_known_arguments, with_arguments_of
 from ..hub.loading import SharedLoading
 from ..hub.saving import SavedWithCard
 from ..modules.captured_steps import replayed
@@ -146,6 +147,10 @@ class RetNetPreTrainedModel(SharedLoading, SavedWithCard, PreTrainedModel):
         self.base_model.arrange_layers()
         super().save_pretrained(*args, **kwargs)
 
+    def post_init(self) -> None:
+        self.config = self.base_model.config
+        super().post_init()
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -166,6 +171,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
     output_class = BaseModelOutputWithPast
 
     def __init__(self, config: RetNetConfig) -> None:
+        config = copy.deepcopy(config)  # `arrange_layers` changes it, and other models may be made from the same one
         super().__init__(config)
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -188,6 +194,10 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         order = [getattr(layer, "config_idx", place) for place, layer in enumerate(self.layers)]
         if order == list(range(self.config.num_hidden_layers)):
             return
+        if len(set(self.layers)) < len(self.layers):
+            raise ValueError(
+                "each layer must be a module of its own: repeat a layer by copy.deepcopy, since it has its own state."
+            )
         self.config.arrange(order)
         for place, layer in enumerate(self.layers):
             layer.config_idx = layer.mixer.layer_idx = place
@@ -268,9 +278,12 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         if past is not None and self.context is None and not torch.compiler.is_compiling():
             if input_ids is not None:
                 first_in_use(past.layers).remember_last(input_ids)
-            if begins and not self.training and position_ids is None and not kwargs.keys() & DOCUMENTS:
+            if self.training:
+                past.first_tokens = ()
+            elif begins and kwargs.get("cu_seq_lens_q") is None:
                 inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
-                past.first_tokens = first_tokens_of(hidden_states, attention_mask, **inputs)
+                inputs |= {"position_ids": position_ids, "seq_idx": kwargs.get("seq_idx")}
+                past.first_tokens = first_tokens_of(self, hidden_states, attention_mask, **inputs)
         return self.output_class(last_hidden_state=hidden_states, **{CACHE: past if use_cache else None})
 
     def read(self, hidden_states: Tensor, plans: list[Plan], state: Cache | None, **kwargs) -> Tensor:

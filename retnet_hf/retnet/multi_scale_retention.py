@@ -144,6 +144,7 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
         plan = self.plan_of_layout(layout, decays, form, dtype, state is not None, False)
         begins = own is not None and not own.layers[0].is_initialized
         output, _ = super().forward(hidden_states, plan, own)
-        if begins and documents is None:
-            own.first_tokens = first_tokens_of(output, mask, hidden_states=hidden_states, mask=mask)
+        if begins:
+            inputs = {"hidden_states": hidden_states, "mask": mask, "documents": documents}
+            own.first_tokens = first_tokens_of(self, output, mask, **inputs)
         return output, state

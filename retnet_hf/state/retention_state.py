@@ -570,15 +570,18 @@ class RetNetState(Cache):
         """Returns the mark of the weights that computed this state, or None if unknown. See `state_file.weights_mark`.
 
         If the model was changed after it computed the state, returns a mark that fits no model. The model is compared here,
-        and not in its calls: with the mark of a loaded state, or by its outputs for the first tokens of the text.
+        and not in its calls: with the mark of a loaded state, and by its outputs for the first tokens of the text. States
+        that were begun by compiled calls or by packed documents with `cu_seq_lens_q`, or updated in training, have no such
+        outputs. A change of weights that does not affect these outputs is not noticed.
         """
         model = None if self._writer is None else self._writer()
         if model is None:
             return self._mark
         mark = weights_mark(model)
-        if mark is None or (self._mark is None or is_of_same_weights(mark, self._mark)):
-            return mark if mark is None or all(first.fits(model) for first in self.first_tokens) else OF_NO_WEIGHTS
-        return OF_NO_WEIGHTS
+        if mark is None:
+            return None
+        is_same = self._mark is None or is_of_same_weights(mark, self._mark)
+        return mark if is_same and all(first.fits(model) for first in self.first_tokens) else OF_NO_WEIGHTS
 
     def require_weights(self, model: nn.Module, alone: bool = False) -> None:
         """Stores which model updates the state.

@@ -78,11 +78,12 @@ class FirstTokens(NamedTuple):
     """The first tokens that a state has read, and a module's outputs for them, which other weights do not reproduce.
 
     Attributes:
-        inputs: arguments of the module. outputs: (1, F, D).
+        inputs: arguments of the module. outputs: (1, F, D). autocast: the dtype of autocast in the call, or None.
     """
 
     inputs: dict[str, Tensor]
     outputs: Tensor
+    autocast: torch.dtype | None
 
     @torch.no_grad()
     def fits(self, module: nn.Module) -> bool:
@@ -91,34 +92,46 @@ class FirstTokens(NamedTuple):
         modes = [(part, part.training) for part in module.modules()]
         module.eval()
         try:
-            found = module(**{name: part.to(device) for name, part in self.inputs.items()})[0]
+            with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
+                found = module(**{name: part.to(device) for name, part in self.inputs.items()})[0]
         finally:
             for part, training in modes:
                 part.training = training
         dtypes = {found.dtype, self.outputs.dtype}
-        tolerance = 2**-5 if not dtypes <= {*STATE_DTYPES} else 1e-4 if device.type == "cpu" else 2**-8  # a GPU may use TF32
+        is_half = self.autocast is not None or not dtypes <= {*STATE_DTYPES}
+        tolerance = 2**-5 if is_half else 1e-4 if device.type == "cpu" else 2**-8  # a GPU may use TF32
         expected = self.outputs.to(device, torch.promote_types(*dtypes) if len(dtypes) > 1 else found.dtype)
         differs = (found - expected).masked_fill(expected == 0, 0)  # absent tokens
         return bool(differs.norm() <= tolerance * expected.norm())
 
 
-def first_tokens_of(outputs: Tensor, mask: Tensor | None, /, **inputs: Tensor | None) -> tuple[FirstTokens, ...]:
+def first_tokens_of(
+    module: nn.Module, outputs: Tensor, mask: Tensor | None, /, **inputs: Tensor | None
+) -> tuple[FirstTokens, ...]:
     """Copies the first tokens of one row of a call, from inputs and outputs (B, T, ...) and a mask (B, T).
 
-    The row is that with the fewest absent tokens at its beginning. `inputs` contain the mask, too. Returns nothing in
-    compiled calls, and under autocast, which rounds differently from later calls.
+    The row is that with the fewest absent tokens at its beginning, and those are left out. `inputs` contain the mask, too.
+    Returns nothing in compiled calls, nor in training, where the weights change between the calls that read one text.
     """
-    if needs_autograd() or torch.is_autocast_enabled(outputs.device.type):
+    if needs_autograd() or module.training:
         return ()
-    count, given = min(NUM_FIRST_TOKENS, outputs.shape[1]), inputs | {"outputs": outputs}
-    first = {name: part[:, :count].detach() for name, part in given.items() if part is not None}
+    length, device_type = outputs.shape[1], outputs.device.type
+    autocast = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    count, given = min(NUM_FIRST_TOKENS, length), inputs | {"outputs": outputs}
+    given = {name: part.detach().expand(len(outputs), *part.shape[1:]) for name, part in given.items() if part is not None}
     if mask is None:
-        first = {name: part[:1].clone() for name, part in first.items()}
-        return (FirstTokens(first, first.pop("outputs")),)
-    row = (mask[:, :count] != 0).sum(1).argmax(0, keepdim=True)
-    first = {name: part.index_select(0, row.to(part.device)) for name, part in first.items()}
-    absent = (mask.index_select(0, row)[:, :count, None] == 0).to(outputs.device)
-    return (FirstTokens(first, first.pop("outputs").masked_fill_(absent, 0)),)
+        first = {name: part[:1, :count].clone() for name, part in given.items()}
+        return (FirstTokens(first, first.pop("outputs"), autocast),)
+    absent = mask == 0
+    begins = torch.where(absent.all(1), length, absent.byte().argmin(1))  # (B,)
+    begin, row = begins.min(0, keepdim=True)
+    columns = begin.clamp(max=length - count) + torch.arange(count, device=mask.device)
+
+    def cut(part: Tensor) -> Tensor:
+        return part.index_select(0, row.to(part.device)).index_select(1, columns.to(part.device))
+
+    first = {name: cut(part) for name, part in given.items()}
+    return (FirstTokens(first, first.pop("outputs").masked_fill_(cut(absent)[..., None].to(outputs.device), 0), autocast),)
 
 
 def joint_first_tokens(states: Iterable[Any]) -> tuple[FirstTokens, ...]:

@@ -43,3 +43,17 @@ def test_layers_keep_what_they_compute_and_what_is_saved_computes_the_same(name,
     assert greedy(model, ids, 6).equal(greedy(again, ids, 6, use_cache=False))
     model(ids, use_cache=True).cache.save(tmp_path / "state")
     assert RetNetState.load(tmp_path / "state", again).get_seq_length() == 20
+
+
+@torch.no_grad()
+def test_layers_are_moved_in_one_model_and_no_layer_stands_twice():
+    config, ids = copy.deepcopy(PLAIN), random_ids(2, 20)
+    model, other = shake(RetNetForCausalLM(config)).eval(), shake(RetNetForCausalLM(config)).eval()
+    expected, layers = other(ids).logits, model.model.layers
+    model.model.layers = nn.ModuleList([layers[2], layers[0]])
+    model(ids)
+    assert (model.config.num_hidden_layers, config.num_hidden_layers) == (2, 4)
+    assert other(ids).logits.equal(expected)
+    model.model.layers = nn.ModuleList([layers[2], layers[0], layers[0]])
+    with pytest.raises(ValueError, match="each layer must be a module of its own"):
+        model(ids)

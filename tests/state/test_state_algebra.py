@@ -397,6 +397,30 @@ def test_a_model_takes_a_state_that_it_would_compute_itself(change, saved, tmp_p
         RetNetState.load(path, model)
 
 
+@pytest.mark.parametrize(
+    "begun",
+    [
+        {"position_ids": torch.arange(12)[None] + 5},
+        {"seq_idx": torch.arange(12).expand(2, 12) // 3},
+        {"attention_mask": torch.tensor([[0] * 5 + [1] * 7, [0] * 10 + [1] * 2])},
+        {"autocast": True},
+    ],
+    ids=lambda begun: next(iter(begun)),
+)
+@torch.no_grad()
+def test_changed_weights_are_noticed_however_a_state_was_begun(begun, tmp_path):
+    model, path, autocast = small_model("grouped"), tmp_path / "state", begun.get("autocast", False)
+    inputs = {name: value for name, value in begun.items() if name != "autocast"}
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        state = model(random_ids(2, 12), use_cache=True, **inputs).cache
+    state.save(path)
+    assert RetNetState.load(path, model).get_seq_length() == 12
+    shifted(model.parameters())
+    state.save(path)
+    with pytest.raises(ValueError, match="with other weights"):
+        RetNetState.load(path, model)
+
+
 @torch.no_grad()
 def test_a_call_reads_no_weights_to_mark_its_state(monkeypatch, tmp_path):
     model, other = small_model("grouped"), small_model("grouped", seed=1)
