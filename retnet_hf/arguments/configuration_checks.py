@@ -41,7 +41,7 @@ class KnownFieldsMixin(SavedWithCode):
         self.auto_map = {}  # TRL reads this attribute of every configuration
         if getattr(self, "kernels", None) == "fla":  # of earlier versions
             self.kernels = "auto"
-        if not kwargs.pop("_of_file", False):
+        if not kwargs.pop("_of_file", False) and kwargs:
             of_transformers = {*READ_BY_TRANSFORMERS, *WITHOUT_EFFECT_IN_TRANSFORMERS, *GenerationConfig().to_dict()}
             for name in kwargs.keys() - of_transformers - vars(self).keys():
                 if not name.startswith("_"):

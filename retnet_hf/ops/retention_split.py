@@ -315,6 +315,7 @@ def split_layout(
     facts = context.gather(torch.stack([count, follows, first, last], -1).unflatten(0, (segments, batch)))()  # (G, B, 4)
     counts, follows, first, last = facts.unbind(-1)
     before = pad(counts.cumsum(0), (0, 0, 1, 0))  # (G + 1, B)
+    # A segment of absent tokens continues the document before it.
     filled = documents_of_present(torch.stack([first, last], 1).flatten(0, 1).T, (counts > 0).repeat_interleave(2, 0).T).T
     begins = pad(filled[2::2] != filled[1:-1:2], (0, 0, 1, 0))  # (G, B) whether a document starts at the first token
     starts = [start]  # position at the start of each segment, and after the last segment

@@ -122,11 +122,8 @@ class RetNetGeneration(GenerationMixin):
     @functools.wraps(GenerationMixin.prepare_inputs_for_generation)
     def prepare_inputs_for_generation(self, *args, ended_rows: EndedRows | None = None, **kwargs) -> dict[str, Any]:
         """Returns inputs as in transformers, for steps with a mask (B, 1) of False where a row has ended, if any has."""
-        if (
-            kwargs.get(CACHE) is not None
-            and kwargs.get("next_sequence_length") == 1
-            and not kwargs.get("is_first_iteration")
-        ):
+        is_step = kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
+        if is_step and kwargs.get(CACHE) is not None:
             ended = None if ended_rows is None else ended_rows.before_last
             kwargs["attention_mask"] = None if ended is None else ~ended[:, None]
         return super().prepare_inputs_for_generation(*args, **kwargs)

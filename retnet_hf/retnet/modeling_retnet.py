@@ -195,9 +195,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         if order == list(range(self.config.num_hidden_layers)):
             return
         if len(set(self.layers)) < len(self.layers):
-            raise ValueError(
-                "each layer must be a module of its own: repeat a layer by copy.deepcopy, since it has its own state."
-            )
+            raise ValueError("each layer must be a module of its own, because it has its own state: use copy.deepcopy.")
         self.config.arrange(order)
         for place, layer in enumerate(self.layers):
             layer.config_idx = layer.mixer.layer_idx = place
