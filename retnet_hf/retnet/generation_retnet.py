@@ -121,11 +121,9 @@ class RetNetGeneration(GenerationMixin):
 
     @functools.wraps(GenerationMixin.prepare_inputs_for_generation)
     def prepare_inputs_for_generation(self, *args, ended_rows: EndedRows | None = None, **kwargs) -> dict[str, Any]:
-        """Returns inputs as in transformers, for steps with a mask (B, 1) of False where a row has ended, if any has."""
-        is_step = kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
-        if is_step and kwargs.get(CACHE) is not None:
-            ended = None if ended_rows is None else ended_rows.before_last
-            kwargs["attention_mask"] = None if ended is None else ~ended[:, None]
+        """Returns inputs as in transformers, with a mask (B, 1) of False for the padding tokens of rows that have ended."""
+        if ended_rows is not None and ended_rows.before_last is not None and kwargs.get(CACHE) is not None:
+            kwargs["attention_mask"] = ~ended_rows.before_last[:, None]
         return super().prepare_inputs_for_generation(*args, **kwargs)
 
     def _beam_search(self, input_ids: Tensor, *args, generation_config, **model_kwargs):
@@ -177,4 +175,7 @@ class RetNetGeneration(GenerationMixin):
         **kwargs,
     ) -> Tensor | None:
         """Returns the mask (B, T) of the new tokens. The state needs no mask for tokens read before."""
-        return None if attention_mask is None else attention_mask[:, -inputs_embeds.shape[1] :]
+        if attention_mask is None:
+            return None
+        attention_mask = attention_mask[:, -inputs_embeds.shape[1] :]
+        return None if bool(attention_mask.all()) else attention_mask
