@@ -101,7 +101,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("torch.stack([layer.cumulative_length.to(device) for layer in layers]).max()", "layers[0].cumulative_length"),
             ("if origin.state_fingerprint != config.state_fingerprint:", "if False:"),
             ("if None not in (own, theirs) and not is_of_same_weights(own, theirs):", "if False:"),
-            ("if mark is None or all(first.fits(model)", "if mark is None or any(first.fits(model)"),
+            ("is_same and all(first.fits(model)", "is_same or all(first.fits(model)"),
             ("past = cache if use_cache else borrowed(cache)", "past = cache"),
             ("self.recurrent_states = self.next_position = None  # releases", "pass  # releases"),
             ("if held.shape[1] != all_heads:", "if False:"),
@@ -204,10 +204,13 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("if len(windows - {None}) > 1:", "if False:"),
         ],
     ),
+    "conversion/ring": (
+        "conversion_ling conversion_published",
+        [('chosen = config.get("slope_offset", offset)', "chosen = -1")],
+    ),
     "conversion/ling": (
         "conversion_ling conversion_published",
         [
-            ("1 - layer / max(layers - 1, 1) + 1e-5", "1 - (layer - 1) / max(layers - 1, 1) + 1e-5"),
             ("if layer and int(layer[1]) in further:", "if layer and int(layer[1]) >= layers:"),
             ("config.kv_lora_rank + config.qk_rope_head_dim)", "config.qk_rope_head_dim)"),
         ],

@@ -469,7 +469,7 @@ def test_a_recorded_step_goes_on_from_the_same_state(name, monkeypatch):
     def recording(graph):
         yield
         operands = calls[-1]
-        graph.recorded.append(lambda: call(*operands, **{graphed.cache_name: state}, use_cache=True))
+        graph.recorded.append(lambda: call(*operands, cache=state, use_cache=True))
 
     monkeypatch.setattr(torch.cuda, "graph", recording)
     token = torch.ones(1, 1, dtype=torch.long)
