@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .retention_forms import AS_GIVEN, document_ends, needs_autograd, token_order
+from .retention_forms import TokenAges, document_ends, needs_autograd, token_ages
 
 
 class OnDevice:
@@ -51,7 +51,6 @@ class Layout(OnDevice):
         continues: whether the tokens are packed documents that continue from rows of a state.
 
     Attributes:
-        order: order of the tokens for the operators, with the present tokens at the front of each row.
         tokens: number of columns by which the call lengthens the text that a state has read.
         advancing: within `advancing_together`, the positions and lengths to update.
     """
@@ -70,7 +69,13 @@ class Layout(OnDevice):
         self.position, self.next_position, self.present, self.starts = position, next_position, present, starts
         self.continues = continues
         self.tokens = position.shape[1]
-        self.order = AS_GIVEN if present is None and starts is None else token_order(present, starts)
+        self._ages: tuple[int | None, TokenAges | None] | None = None
+
+    def ages(self, chunk_size: int | None) -> TokenAges | None:
+        """Returns the ages of the tokens for operators with chunks of this size. Computed once."""
+        if self._ages is None or self._ages[0] != chunk_size:
+            self._ages = chunk_size, token_ages(self.present, self.starts, chunk_size)
+        return self._ages[1]
 
     def advance_(self, next_position: Tensor, length: Tensor) -> None:
         """Updates the next position (B,) and the number of columns read () of a layer's state, in place.

@@ -17,7 +17,6 @@ from torch import Tensor
 from .kernels import TORCH, Kernels
 from .layout import Layout, OnDevice
 from .retention_forms import (
-    DecayTables,
     choose_form,
     decay_tables,
     recurrent_retention,
@@ -66,18 +65,13 @@ class Chunks(OnDevice):
         bidirectional: bool = False,
         keeps_tables: bool = True,
     ) -> None:
-        self.log_decay, self.order, self.with_final = log_decay, layout.order, with_final
-        self.sizes = layout.position.shape[1], chunk_size
-        self.bidirectional = bidirectional
-        self.tables = self.decay_tables() if keeps_tables else None
-
-    def decay_tables(self) -> DecayTables:
-        """Returns the powers of the decays."""
-        return decay_tables(self.log_decay, *self.sizes, self.order, self.bidirectional)
+        self.log_decay, self.ages, self.with_final = log_decay, layout.ages(chunk_size), with_final
+        self.sizes = layout.position.shape[1], chunk_size, bidirectional
+        self.tables = decay_tables(log_decay, *self.sizes) if keeps_tables else None
 
     def __call__(self, query, key, value, state):
-        tables = self.decay_tables() if self.tables is None else self.tables
-        return retention_in_chunks(query, key, value, state, tables, self.order, self.with_final)
+        tables = decay_tables(self.log_decay, *self.sizes) if self.tables is None else self.tables
+        return retention_in_chunks(query, key, value, state, tables, self.ages, self.with_final)
 
 
 class Function(OnDevice):

@@ -284,60 +284,31 @@ def map_times_values(maps: Tensor, value: Tensor) -> Tensor:
         return maps @ repeat_heads(value, maps.shape[1]).to(maps.dtype)
 
 
-class TokenOrder(NamedTuple):
-    """An order of tokens with the present tokens of each row first and the absent tokens behind them.
+class TokenAges(NamedTuple):
+    """Distances between the tokens of padded rows and packed documents. A field is None if it has no effect.
 
-    In this order a padded row decays like a row without padding, so the C x C decay tables are the same as without a mask.
-    A field is None if it has no effect.
+    The age of a token is the number of present tokens up to it, so a decay is γ^(age_n - age_m), and no token moves.
     """
 
-    source: Tensor | None = None  # (B T,) int64: the token at each place, as an index into B T tokens
-    place: Tensor | None = None  # (B T,) int64: the inverse of `source`
-    count: Tensor | None = None  # (B,) int64: number of present tokens in each row
-    document: Tensor | None = None  # (B|1, T) int64: index of the document; document 0 continues the state
-    absent: Tensor | None = None  # (B, 1, T, 1) bool: True for absent tokens
-
-    def front(self, tensor: Tensor) -> Tensor:
-        """Moves the tokens of (B, H, T, X) to their places."""
-        return tensor if self.source is None else _take_tokens(tensor, self.source)
-
-    def back(self, tensor: Tensor) -> Tensor:
-        """Inverts `front`."""
-        return tensor if self.place is None else _take_tokens(tensor, self.place)
+    age: Tensor  # (B|1, T) int64
+    document: Tensor | None  # (B|1, T) int64: index of the document; document 0 continues the state
+    absent: Tensor | None  # (B, 1, T, 1) bool: True for absent tokens
+    has_holes: bool  # whether a token may be absent between two present tokens of one chunk
 
 
-AS_GIVEN = TokenOrder()  # the order of a sequence without a mask and without documents
-
-
-def _take_tokens(tensor: Tensor, tokens: Tensor) -> Tensor:
-    batch, heads, length, size = tensor.shape
-    rows = tensor.transpose(1, 2).reshape(batch * length, heads * size)  # a view of a projection's output
-    return rows.index_select(0, tokens).view(batch, length, heads, size).transpose(1, 2)
-
-
-def token_order(mask: Tensor | None = None, reset: Tensor | None = None) -> TokenOrder:
-    """Returns the order of tokens with mask (B, T) and reset (B|1, T), as in `recurrent_retention`."""
+def token_ages(mask: Tensor | None, reset: Tensor | None, chunk_size: int | None) -> TokenAges | None:
+    """Returns the ages of tokens with mask (B, T) and reset (B|1, T), as in `recurrent_retention`, in chunks of C tokens."""
+    if mask is None and reset is None:
+        return None
     document = None if reset is None else reset.cumsum(-1)
     if mask is None:
-        return TokenOrder(document=document)
-    (batch, length), count = mask.shape, mask.sum(-1)
-    in_order = length == 1
-    if not in_order and mask.device.type == "cpu" and not needs_autograd():
-        in_order = not bool((mask[:, 1:] & ~mask[:, :-1]).any())
-    if in_order:
-        source = place = None  # all padding is on the right, so no token moves
-        at_place = document
-    else:
-        place = torch.where(mask, mask.cumsum(-1) - 1, count[:, None] + (~mask).cumsum(-1) - 1)
-        tokens = torch.arange(length, device=mask.device).expand(batch, -1)
-        source = torch.zeros_like(place).scatter(1, place, tokens)
-        at_place = None if document is None else document.expand(batch, -1).gather(1, source)
-        offset = length * torch.arange(batch, device=mask.device)[:, None]
-        source, place = (source + offset).flatten(), (place + offset).flatten()
-    if document is not None:  # a masked token may start a document; absent places get the row's last document
-        absent = torch.arange(length, device=mask.device) >= count[:, None]
-        document = torch.where(absent, document[:, -1:], at_place)
-    return TokenOrder(source, place, count, document, ~mask[:, None, :, None])
+        return TokenAges(torch.arange(1, document.shape[1] + 1, device=document.device)[None], document, None, False)
+    age, has_holes = mask.cumsum(-1), True
+    if not needs_autograd():
+        first = pad(age, (1, 0))[:, : age.shape[1] : chunk_size or age.shape[1]]  # before each chunk
+        first = first.repeat_interleave(chunk_size or age.shape[1], dim=1)[:, 1 : age.shape[1]]
+        has_holes = bool((mask[:, 1:] & ~mask[:, :-1] & (age[:, :-1] > first)).any())
+    return TokenAges(age, document, ~mask[:, None, :, None], has_holes)
 
 
 def default_chunk_size(key_dim: int, value_dim: int) -> int:
@@ -383,89 +354,79 @@ def choose_form(length: int, chunk_size: int) -> str:
 
 
 class DecayTables(NamedTuple):
-    """Every power of γ that the chunkwise form needs, computed once for all layers with equal decays.
+    """Powers of γ within chunks. Computed once for all layers with equal decays, unless tokens have ages.
 
     N is 1 if all chunks decay alike. The first dimension is 1 if all sequences decay alike.
     """
 
-    inner: Tensor  # (1, M, 1, C, C)  from token m to token n of one chunk; 0 where n comes before m
+    inner: Tensor | None  # (B|1, M, N|1, C, C)  from token m to token n of one chunk, 0 if n does not see m; None: not wanted
     query: Tensor  # (B|1, M, N|1, C, 1)  from the state before the chunk to token n
     key: Tensor  # (B|1, M, N|1, C, 1)  from token m to the state after the chunk
-    state: Tensor  # (B|1, M, N|1, 1, 1)  from the state before the chunk to the state after it
-    seen: Tensor | None  # (B|1, 1, N, C, C) bool: whether n and m are in one document; None for one document
-
+    rate: Tensor  # (M, 1, 1, 1)  ln γ
     one_chunk: bool  # whether one chunk holds the whole sequence
+    bidirectional: bool  # whether the inner table is γ^|n-m|
 
-    def of_chunks(self, first: int, chunks: int, size: int) -> "DecayTables":
-        """Returns the tables of some of the chunks, for the first `size` tokens of each."""
-        inner, query, key, state, seen = (
-            table if table is None or table.shape[2] == 1 else table[:, :, first : first + chunks] for table in self[:5]
-        )
-        seen = None if seen is None else seen[..., :size, :size]
-        return DecayTables(inner[..., :size, :size], query[..., :size, :], key[..., :size, :], state, seen, self.one_chunk)
+    @property
+    def state(self) -> Tensor:
+        """Returns the powers from the state before each chunk to the state after it, (B|1, M, N|1, 1, 1)."""
+        return self.query[..., -1:, :]
+
+    def powers(self, distance: Tensor) -> Tensor:
+        """Returns γ to the power of distances (B|1, N, X, Y), as (B|1, M, N, X, Y)."""
+        return torch.exp(self.rate * distance.unsqueeze(1).to(self.rate.dtype))
+
+    def of_chunks(self, ages: TokenAges | None, start: int, chunks: int, size: int) -> "DecayTables":
+        """Returns the tables of some chunks of `size` tokens, of which the first begins at token `start`."""
+        own = self
+        if not self.one_chunk and size < self.query.shape[-2]:
+            inner = None if self.inner is None else self.inner[..., :size, :size]
+            own = self._replace(inner=inner, query=self.query[..., :size, :], key=self.key[..., -size:, :])
+        if ages is None:
+            return own
+
+        def cut(marks: Tensor) -> tuple[Tensor, Tensor]:  # of the tokens, (B|1, N, C), and before each chunk, (B|1, N, 1)
+            first, marks = pad(marks, (1, 0)), marks[:, start : start + chunks * size]
+            if chunks == 1:
+                return marks[:, None], first[:, None, start : start + 1]
+            return marks.unflatten(1, (chunks, size)), first[:, start : start + chunks * size : size, None]
+
+        inner, (age, before) = own.inner, cut(ages.age)
+        if ages.has_holes and inner is not None:
+            distance = age[..., :, None] - age[..., None, :]
+            inner = self.powers(distance.abs()) if self.bidirectional else self.powers(distance.clamp(min=0)).tril()
+        query = self.powers((age - before)[..., None])
+        key = self.powers((age[..., -1:] - age)[..., None])
+        if ages.document is not None:
+            document, before = cut(ages.document)
+            query = query.masked_fill((document != before)[:, None, ..., None], 0)
+            key = key.masked_fill((document != document[..., -1:])[:, None, ..., None], 0)
+            if inner is not None:
+                inner = inner.masked_fill((document[..., :, None] != document[..., None, :])[:, None], 0)
+        return self._replace(inner=inner, query=query, key=key)
 
 
 def decay_tables(
-    log_decay: Tensor,
-    length: int,
-    chunk_size: int | None = None,
-    order: TokenOrder = AS_GIVEN,
-    bidirectional: bool = False,
+    log_decay: Tensor, length: int, chunk_size: int | None = None, bidirectional: bool = False
 ) -> DecayTables:
     """Returns the decay tables of `length` tokens in chunks of `chunk_size` (default: one chunk, the parallel form).
 
     Args:
         log_decay: (M,) natural logarithm of γ, finite. The tables get its dtype.
-        chunk_size: C. The last chunk may be shorter; its tables treat missing tokens as absent.
-        order: order of the tokens, from `token_order`.
         bidirectional: whether the inner table is γ^|n-m|, for one chunk that holds the whole sequence.
     """
     one_chunk = chunk_size is None or (isinstance(length, int) and chunk_size >= length)
-    chunk_size = length if one_chunk else chunk_size
-    alike = order.count is None and order.document is None and (one_chunk or length % chunk_size == 0)
-    chunks = 1 if one_chunk or alike else -(-length // chunk_size)
-    device = log_decay.device
-
-    rate = log_decay.view(-1, 1, 1, 1)
-    place = torch.arange(chunk_size, device=device)
+    place = torch.arange(length if one_chunk else chunk_size, device=log_decay.device)
+    tables = DecayTables(None, None, None, log_decay.view(-1, 1, 1, 1), one_chunk, bidirectional)
     distance = place[:, None] - place  # (C, C)
-    inner = torch.exp(rate * distance.abs().to(rate.dtype))[None]
-    inner = inner if bidirectional else inner.tril()
-    first = chunk_size * torch.arange(chunks, device=device)
-    if order.count is None:
-        count = torch.full((1, 1), chunk_size if alike else length, device=device)
-    else:
-        count = order.count[:, None]
-    count = (count - first).clamp(min=0, max=chunk_size)  # (B|1, N) present tokens of each chunk
-    to_end = count[:, :, None] - 1 - place  # (B|1, N, C), negative at absent tokens
-    query = torch.exp(rate * (place + 1)[:, None].to(rate.dtype))[None]  # (1, M, 1, C, 1)
-    absent = (to_end < 0)[:, None, ..., None]
-    key = torch.exp(rate * to_end.clamp(min=0)[:, None, ..., None].to(rate.dtype)).masked_fill(absent, 0)
-    state = torch.exp(rate * count[:, None, :, None, None].to(rate.dtype))
-
-    document, seen = order.document, None
-    if document is not None:
-        if not one_chunk:
-            missing = chunks * chunk_size - length
-            document = torch.cat([document, document[:, -1:].expand(-1, missing)], dim=1)
-        document = document.unflatten(1, (chunks, -1))  # (B|1, N, C)
-        last = document[..., -1:]
-        before = pad(last[:, :-1], (0, 0, 1, 0))  # the initial state belongs to document 0
-        query = query.masked_fill((document != before)[:, None, ..., None], 0)
-        key = key.masked_fill((document != last)[:, None, ..., None], 0)
-        state = state.masked_fill((last != before)[:, None, ..., None], 0)
-    if bidirectional and order.count is not None:  # hides absent tokens from present ones
-        document = (torch.zeros_like(to_end) if document is None else document).masked_fill(to_end < 0, -1)
-    if document is not None:
-        seen = (document[..., :, None] == document[..., None, :]).unsqueeze(1)
-    return DecayTables(inner, query, key, state, seen, one_chunk)
+    inner = tables.powers(distance.abs()[None, None])
+    query, key = (tables.powers(numbers[None, None, :, None]) for numbers in (place + 1, place.flip(0)))
+    return tables._replace(inner=inner if bidirectional else inner.tril(), query=query, key=key)
 
 
 class ChunkBlock(NamedTuple):
     """Consecutive chunks of one length, with their tables. Products are batched over A = B M N chunks."""
 
-    tokens: slice  # places in the order of the tokens
-    moved: Tensor | None  # (B, N C) index of the token at each place; None if no token moves
+    tokens: slice
     shape: tuple[int, int, int]  # B, M, N
     tables: DecayTables
     narrow: bool  # whether operands of products are bfloat16; results, decays and states never are
@@ -473,23 +434,10 @@ class ChunkBlock(NamedTuple):
     def cut(self, tensor: Tensor) -> Tensor:
         """Returns these chunks of queries (B, H, T, X), as (A, R C, X), or of keys (B, G, T, X), as (A, C, X)."""
         _, heads, chunks = self.shape
-        part = tensor[:, :, self.tokens] if self.moved is None else tensor.transpose(1, 2)[self.rows()].transpose(1, 2)
-        part = part.to(torch.bfloat16 if self.narrow else self.tables.inner.dtype)
+        part = tensor[:, :, self.tokens].to(torch.bfloat16 if self.narrow else self.tables.rate.dtype)
         part = repeat_heads(part, heads) if part.shape[1] < heads else part
         part = part.unsqueeze(2) if chunks == 1 else part.unflatten(2, (chunks, -1))
         return (part if part.shape[1] == heads else stack_queries(part, heads)).flatten(0, 2)
-
-    def rows(self) -> tuple[Tensor, Tensor]:
-        """Returns indices (B, 1) and (B, N C) of the tokens of these chunks in tensors (B, T, ...)."""
-        return torch.arange(self.moved.shape[0], device=self.moved.device)[:, None], self.moved
-
-    def put(self, part: Tensor, whole: Tensor) -> None:
-        """Joins a part and writes it to the tokens of these chunks in `whole`, (B, heads, T, X)."""
-        part = self.join(part, whole.shape[1])
-        if self.moved is None:
-            whole[:, :, self.tokens] = part
-        else:
-            whole.transpose(1, 2)[self.rows()] = part.transpose(1, 2).to(whole.dtype)
 
     def join(self, part: Tensor, heads: int) -> Tensor:
         """Inverts `cut`: (A, R C, X) -> (B, heads, N C, X). Sums over the heads that share a key or a value."""
@@ -517,11 +465,10 @@ class ChunkBlock(NamedTuple):
             product = torch.bmm(left.to(torch.bfloat16), right.to(torch.bfloat16), out_dtype=torch.float32)
         else:
             product = left @ right
-        for factor in (table, self.tables.seen if table is self.tables.inner else None):
-            if factor is not None and torch.compiler.is_compiling():
-                product = decay_rows(product.unflatten(0, self.shape), factor).flatten(0, 2)
-            elif factor is not None:
-                product.view(*self.shape, -1, factor.shape[-2], product.shape[-1]).mul_(factor.unsqueeze(3))
+        if table is not None and torch.compiler.is_compiling():
+            product = decay_rows(product.unflatten(0, self.shape), table).flatten(0, 2)
+        elif table is not None:
+            product.view(*self.shape, -1, table.shape[-2], product.shape[-1]).mul_(table.unsqueeze(3))
         return product if onto is None else onto.add_(product)
 
     def run_state(
@@ -568,19 +515,18 @@ class ChunkBlock(NamedTuple):
 
 
 def chunk_blocks(
-    query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, order: TokenOrder = AS_GIVEN, at_once: bool = False
+    query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, ages: TokenAges | None, at_once: bool = False
 ) -> list[ChunkBlock]:
     """Returns the sequence in blocks that are large enough to keep the device busy and small enough for its cache.
 
     With `at_once`, all whole chunks form one block.
     """
-    narrow = query.dtype == key.dtype == value.dtype == torch.bfloat16 and tables.inner.dtype == torch.float32
+    narrow = query.dtype == key.dtype == value.dtype == torch.bfloat16 and tables.rate.dtype == torch.float32
     narrow = narrow and multiplies_bfloat16(query.device)
     batch, heads, length, _ = query.shape
-    states, chunk_size = key.shape[1] if tables.inner.shape[1] == key.shape[1] else heads, tables.inner.shape[-1]
-    moved = None if order.source is None else order.source.view(batch, length) % length
+    states, chunk_size = key.shape[1] if len(tables.rate) == key.shape[1] else heads, tables.query.shape[-2]
     if tables.one_chunk:
-        return [ChunkBlock(slice(None), moved, (batch, states, 1), tables, narrow)]
+        return [ChunkBlock(slice(None), (batch, states, 1), tables.of_chunks(ages, 0, 1, length), narrow)]
     if at_once:
         most = length
     else:
@@ -589,13 +535,9 @@ def chunk_blocks(
         most = max(1, wanted // max(1, batch * heads * chunk_size))
     blocks, start = [], 0
     while start < length:
-        chunks = min(most, max(1, (length - start) // chunk_size))
-        size = min(chunk_size, length - start)
-        whole = size == chunk_size and tables.key.shape[2] == 1
-        own = tables if whole else tables.of_chunks(start // chunk_size, chunks, size)
+        chunks, size = min(most, max(1, (length - start) // chunk_size)), min(chunk_size, length - start)
         tokens = slice(start, start + chunks * size)
-        of_block = None if moved is None else moved[:, tokens]
-        blocks.append(ChunkBlock(tokens, of_block, (batch, states, chunks), own, narrow))
+        blocks.append(ChunkBlock(tokens, (batch, states, chunks), tables.of_chunks(ages, start, chunks, size), narrow))
         start = tokens.stop
     return blocks
 
@@ -604,35 +546,34 @@ def blockwise_retention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    tables: DecayTables,
-    order: TokenOrder,
     initial_state: Tensor | None,
+    tables: DecayTables,
+    ages: TokenAges | None,
     with_final: bool,
     at_once: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Computes equation 7, one block of chunks after the other.
+    """Computes equation 7, one block of chunks after the other. Keys of absent tokens are zero.
 
     With `at_once`, one batched product computes all chunks, in operations that PyTorch differentiates, compiles and exports.
     """
-    heads, dtype = query.shape[1], tables.inner.dtype
-    if at_once:
-        query, key, value = order.front(query), order.front(key), order.front(value)
+    heads, dtype = query.shape[1], tables.rate.dtype
     state = None if initial_state is None else initial_state.to(dtype)
     output, parts = None if at_once else empty_output(value, heads, dtype), []
-    blocks = chunk_blocks(query, key, value, tables, AS_GIVEN if at_once else order, at_once)
+    blocks = chunk_blocks(query, key, value, tables, ages, at_once)
     for number, block in enumerate(blocks, 1):
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
         wanted = with_final or number < len(blocks)
         before, state = block.run_state(key_part, block.tables.key, value_part, state, wanted)
         part = block.product(query_part, before, block.tables.query)
-        part = block.product(block.product(query_part, key_part.mT, block.tables.inner), value_part, onto=part)
+        if tables.inner is not None:
+            part = block.product(block.product(query_part, key_part.mT, block.tables.inner), value_part, onto=part)
+        elif part is None:
+            part = value_part.new_zeros(*query_part.shape[:2], value_part.shape[-1])
         if at_once:
             parts.append(block.join(part, heads))
         else:
-            block.put(part, output)
-    if at_once:
-        output = order.back(parts[0] if len(parts) == 1 else torch.cat(parts, dim=2))
-    return output if order.absent is None else output.masked_fill(order.absent, 0), state
+            output[:, :, block.tokens] = block.join(part, heads)
+    return (output if not at_once else parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)), state
 
 
 class ChunkwiseRetention(torch.autograd.Function):
@@ -645,29 +586,24 @@ class ChunkwiseRetention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, tables, order, initial_state, with_final):
-        ctx.tables, ctx.order, ctx.with_final = tables, order, with_final
+    def forward(ctx, query, key, value, initial_state, tables, ages, with_final):
+        ctx.tables, ctx.ages, ctx.with_final = tables, ages, with_final
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, initial_state)
-        return blockwise_retention(query, key, value, tables, order, initial_state, with_final)
+        return blockwise_retention(query, key, value, initial_state, tables, ages, with_final)
 
     @staticmethod
     def backward(ctx, output_gradient, state_gradient):
-        query, key, value, initial_state = ctx.saved_tensors
-        tables, order, dtype = ctx.tables, ctx.order, ctx.tables.inner.dtype
+        operands, tables, ages = ctx.saved_tensors, ctx.tables, ctx.ages
+        query, key, value, initial_state = operands
         with without_autocast(query.device.type):  # a backward pass may run under autocast
             if torch.is_grad_enabled():  # the caller wants to differentiate these gradients
-                operands = (query, key, value, initial_state)
-                results = blockwise_retention(*operands[:3], tables, order, initial_state, ctx.with_final, at_once=True)
-                gradients = gradients_where_asked(results, operands, (output_gradient, state_gradient))
-                return *gradients[:3], None, None, gradients[3], None
+                results = blockwise_retention(*operands, tables, ages, ctx.with_final, at_once=True)
+                return *gradients_where_asked(results, operands, (output_gradient, state_gradient)), None, None, None
             if output_gradient is None:
-                output_gradient = query.new_zeros(*query.shape[:3], value.shape[-1], dtype=dtype)
-            if order.absent is not None:
-                output_gradient = output_gradient.masked_fill(order.absent, 0)
-            blocks, state, before = chunk_blocks(query, key, value, tables, order), None, []
-            if initial_state is not None:
-                state = initial_state.to(dtype)
+                output_gradient = query.new_zeros(*query.shape[:3], value.shape[-1], dtype=tables.rate.dtype)
+            blocks, before = chunk_blocks(query, key, value, tables, ages), []
+            state = None if initial_state is None else initial_state.to(tables.rate.dtype)
             for block in blocks:
                 wanted = block is not blocks[-1]
                 of_block, state = block.run_state(block.cut(key), block.tables.key, block.cut(value), state, wanted)
@@ -675,8 +611,7 @@ class ChunkwiseRetention(torch.autograd.Function):
             *gradients, of_state = block_gradients(
                 blocks, before, query, key, value, output_gradient, state_gradient, initial_state is not None
             )
-        of_state = None if initial_state is None else of_state.to(initial_state.dtype)
-        return *gradients, None, None, of_state, None
+        return *gradients, None if initial_state is None else of_state.to(initial_state.dtype), None, None, None
 
 
 def block_gradients(
@@ -706,12 +641,12 @@ def block_gradients(
 
         part = block.product(key_part, after, tables.key)
         scores = block.product(query_part, key_part.mT, tables.inner)
-        block.put(block.product(scores.mT, gradient, onto=part), of_value)
+        of_value[:, :, block.tokens] = block.join(block.product(scores.mT, gradient, onto=part), of_value.shape[1])
         of_scores = block.product(gradient, value_part.mT, tables.inner)
         part = block.product(gradient, state, tables.query)
-        block.put(block.product(of_scores, key_part, onto=part), of_query)
+        of_query[:, :, block.tokens] = block.join(block.product(of_scores, key_part, onto=part), of_query.shape[1])
         part = block.product(value_part, after_turned, tables.key)
-        block.put(block.product(of_scores.mT, query_part, onto=part), of_key)
+        of_key[:, :, block.tokens] = block.join(block.product(of_scores.mT, query_part, onto=part), of_key.shape[1])
     return of_query, of_key, of_value, state_gradient
 
 
@@ -744,18 +679,22 @@ def retention_in_chunks(
     value: Tensor,
     initial_state: Tensor | None,
     tables: DecayTables,
-    order: TokenOrder = AS_GIVEN,
+    ages: TokenAges | None = None,
     with_final: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """Computes equation 7 in the fastest way, as an operator, with precomputed decay tables.
 
     Arguments and results as in `chunkwise_retention`. Without `with_final`, the final state is None and not computed.
     """
+    absent = None if ages is None else ages.absent
     with without_autocast(query.device.type):
-        operands = (query, key, value, tables, order, initial_state, with_final)
-        if needs_autograd(tables.inner):
-            return blockwise_retention(*operands, at_once=True)
-        return (ChunkwiseRetention.apply if torch.is_grad_enabled() else blockwise_retention)(*operands)
+        key = key if absent is None else key.masked_fill(absent, 0)
+        operands = (query, key, value, initial_state, tables, ages, with_final)
+        if needs_autograd(tables.rate) or tables.inner is None:
+            output, state = blockwise_retention(*operands, at_once=True)
+        else:
+            output, state = (ChunkwiseRetention.apply if torch.is_grad_enabled() else blockwise_retention)(*operands)
+    return output if absent is None else output.masked_fill(absent, 0), state
 
 
 def chunkwise_retention(
@@ -774,10 +713,8 @@ def chunkwise_retention(
     `recurrent_retention`. `chunk_size` defaults to `default_chunk_size(K, V)`.
     """
     chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
-    order = token_order(mask, reset)
-    log_decay = log_decay.to(compute_dtype(query, key, value))
-    tables = decay_tables(log_decay, query.shape[2], chunk_size, order)
-    return retention_in_chunks(query, key, value, initial_state, tables, order)
+    tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2], chunk_size)
+    return retention_in_chunks(query, key, value, initial_state, tables, token_ages(mask, reset, chunk_size))
 
 
 def parallel_retention(
@@ -790,9 +727,8 @@ def parallel_retention(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes equation 5, as equation 7 with one chunk. Arguments and results as in `recurrent_retention`."""
-    order = token_order(mask, reset)
-    tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2], None, order)
-    return retention_in_chunks(query, key, value, initial_state, tables, order)
+    tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2])
+    return retention_in_chunks(query, key, value, initial_state, tables, token_ages(mask, reset, None))
 
 
 def retention(
@@ -887,10 +823,8 @@ def bidirectional_retention(
     if form == "auto":
         form = "parallel" if choose_form(query.shape[2], chunk_size) != "chunkwise" else "chunkwise"
     if form == "parallel":
-        order = token_order(mask, reset)
-        log_decay = log_decay.to(compute_dtype(query, key, value))
-        tables = decay_tables(log_decay, query.shape[2], None, order, bidirectional=True)
-        return retention_in_chunks(query, key, value, None, tables, order, with_final=False)[0]
+        tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2], bidirectional=True)
+        return retention_in_chunks(query, key, value, None, tables, token_ages(mask, reset, None), with_final=False)[0]
     ahead, _ = retention(query, key, value, log_decay, None, mask, reset, form, chunk_size)
     turned = [tensor.flip(2) for tensor in (query, key, value)]
     turned_mask = None if mask is None else mask.flip(1)

@@ -32,6 +32,7 @@ from .retention_forms import (
     ChunkBlock,
     block_gradients,
     chunk_blocks,
+    decay_tables,
     empty_output,
     without_autocast,
 )
@@ -416,17 +417,19 @@ class Segments(Chunks):
 
     def __call__(self, query, key, value, state):
         context = self.exchange.context
-        operands = (context.fold(operand, 2) for operand in (query, key, value))
+        query, key, value = (context.fold(operand, 2) for operand in (query, key, value))
+        absent = None if self.ages is None else self.ages.absent
+        key = key if absent is None else key.masked_fill(absent, 0)
         if self.kernels.runs_on(query.device):  # a model may be on several devices
             from ..gpu.packed_and_split_triton import SplitRetention
 
             function, segments = SplitRetention, (self.log_decay, *self.marks, self.sizes[1])
         else:
-            tables = self.decay_tables() if self.tables is None else self.tables
-            function, segments = SplitChunks, (tables, self.order)
+            tables = decay_tables(self.log_decay, *self.sizes) if self.tables is None else self.tables
+            function, segments = SplitChunks, (tables, self.ages)
         with without_autocast(query.device.type):
-            output, final = function.apply(*operands, state, *segments, self.exchange, self.with_final)
-        output = output if self.order.absent is None else output.masked_fill(self.order.absent, 0)
+            output, final = function.apply(query, key, value, state, *segments, self.exchange, self.with_final)
+        output = output if absent is None else output.masked_fill(absent, 0)
         return context.unfold(output, 2), final
 
 
@@ -434,22 +437,22 @@ class SplitChunks(torch.autograd.Function):
     """Computes retention of stacked segments. Saves the operands and the states before the segments."""
 
     @staticmethod
-    def forward(ctx, query, key, value, initial_state, tables, order, exchange, with_final):
-        blocks = chunk_blocks(query, key, value, tables, order)
+    def forward(ctx, query, key, value, initial_state, tables, ages, exchange, with_final):
+        blocks = chunk_blocks(query, key, value, tables, ages)
         written = None
         for block in blocks:
             written = block.run_state(block.cut(key), block.tables.key, block.cut(value), written, wanted=True)[1]
         arrived = exchange.states(written, initial_state, with_final)
-        output = empty_output(value, query.shape[1], tables.inner.dtype)
+        output = empty_output(value, query.shape[1], tables.rate.dtype)
         for block in blocks:  # runs during the exchange of states
             scores = block.product(block.cut(query), block.cut(key).mT, block.tables.inner)
-            block.put(block.product(scores, block.cut(value)), output)
+            output[:, :, block.tokens] = block.join(block.product(scores, block.cut(value)), output.shape[1])
         before, final = arrived()
         for block, state in zip(blocks, _states_before(blocks, key, value, before)):
             read = block.product(block.cut(query), state, block.tables.query)
-            block.put(read + block.cut(output), output)
+            output[:, :, block.tokens] += block.join(read, output.shape[1])
         ctx.save_for_backward(query, key, value, before)
-        ctx.tables, ctx.order, ctx.exchange, ctx.with_final = tables, order, exchange, with_final
+        ctx.tables, ctx.ages, ctx.exchange, ctx.with_final = tables, ages, exchange, with_final
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
         return output, final
 
@@ -459,7 +462,7 @@ class SplitChunks(torch.autograd.Function):
         (query, key, value, before), tables, exchange = ctx.saved_tensors, ctx.tables, ctx.exchange
         final_gradient = final_gradient if ctx.with_final else None
         with without_autocast(query.device.type):
-            blocks = chunk_blocks(query, key, value, tables, ctx.order)
+            blocks = chunk_blocks(query, key, value, tables, ctx.ages)
             gradient = None
             for block in reversed(blocks):
                 rows, columns = block.cut(query), block.cut(output_gradient)

@@ -33,7 +33,7 @@ def test_a_plan_moves_with_all_its_tensors_and_what_layers_share_stays_shared():
     moved = plan.to("meta")
     assert moved.operators[0] is moved.operators[1]
     assert moved.operators[0].tables.inner.device.type == "meta"
-    assert moved.operators[0].order.source.device.type == "meta"
+    assert moved.operators[0].ages.age.device.type == "meta"
     assert moved.layout.present.device.type == "meta"
     assert {part.device.type for part in (*moved.rotate.of_query, *moved.rotate.of_key)} == {"meta"}
     assert plan.layout.present.device.type == "cpu"

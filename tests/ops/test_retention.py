@@ -24,7 +24,7 @@ from retnet_hf.ops.retention_forms import (
     retention_in_chunks,
     retention_map,
     step_decay,
-    token_order,
+    token_ages,
 )
 
 
@@ -138,10 +138,11 @@ def test_blocks_of_any_number_of_chunks_give_what_all_chunks_at_once_give(
     seed, dtype, length, chunk_size, block_size, initial, mask, reset
 ):
     case = Case(seed, dtype, length, initial, mask, reset)
-    order = token_order(case.mask, case.reset)
-    tables = decay_tables(case.log_decay, length, chunk_size, order)
-    operands = case.query, case.key, case.value, tables, order, case.state
+    tables, ages = decay_tables(case.log_decay, length, chunk_size), token_ages(case.mask, case.reset, chunk_size)
+    key = case.key if ages is None or ages.absent is None else case.key.masked_fill(ages.absent, 0)
+    operands = case.query, key, case.value, case.state, tables, ages
     expected, expected_state = blockwise_retention(*operands, with_final=True, at_once=True)
+    expected = expected if case.mask is None else expected.masked_fill(ages.absent, 0)
     with mock.patch.object(operator, "BLOCK_SIZE_ON_CPU", block_size):
         output, state = case.run("chunkwise", chunk_size=chunk_size)
         gradients = case.gradients(output, state)
@@ -403,15 +404,14 @@ def test_maps_of_masks_and_documents_times_the_values_are_the_output(mask, reset
 
 
 def test_decay_tables_of_a_padded_batch_are_those_of_a_sequence_without_a_mask():
-    """Apart from one number for each token: no table of (C, C) depends on the batch (D7)."""
-    mask = torch.ones(8, 4096, dtype=torch.bool)
-    mask[0, :10] = False
-    log_decay = torch.full((8,), -0.01)
-    plain, padded = (decay_tables(log_decay, 4096, 256, token_order(marks)) for marks in (None, mask))
-    assert torch.equal(padded.inner, plain.inner)
-    assert padded.seen is None
-    numbers = sum(table.numel() for table in padded if isinstance(table, torch.Tensor))
-    assert numbers < plain.inner.numel() + 3 * 8 * 8 * 4096
+    """Apart from one number for each token: no table of (C, C) depends on the batch (D7), unless a chunk has holes."""
+    mask, tables = torch.ones(8, 4096, dtype=torch.bool), decay_tables(torch.full((8,), -0.01), 4096, 256)
+    mask[0, :300], mask[1, -300:] = False, False
+    padded = tables.of_chunks(token_ages(mask, None, 256), 0, 16, 256)
+    assert padded.inner is tables.inner
+    assert padded.query.numel() == padded.key.numel() == 8 * 8 * 4096
+    mask[0, [310, 400]] = False
+    assert tables.of_chunks(token_ages(mask, None, 256), 0, 16, 256).inner.shape == (8, 8, 16, 256, 256)
 
 
 @pytest.mark.parametrize("chunk_size", [None, 16], ids=["parallel", "chunkwise"])
