@@ -311,13 +311,6 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('other=float("nan")', "other=0.0"),
         ],
     ),
-    "residual_triton": (
-        "retention_triton",
-        [
-            ("(upstream * factor[None, :])", "upstream"),
-            ("total += upstream * tl.load(branch", "total += tl.load(branch"),
-        ],
-    ),
     "launching": (
         "launching",
         [

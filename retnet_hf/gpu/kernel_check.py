@@ -130,12 +130,11 @@ class Sample:
         self.operands = {"queries": normal(heads, key_dim), "keys": normal(self.groups, key_dim)}
         self.operands |= {"values": normal(self.groups, value_dim), "vectors to rotate": normal(heads, key_dim)}
         self.operands |= {"values to norm": normal(heads, value_dim), "gate": normal(heads * value_dim)}
-        self.operands |= {"values to gate": normal(heads * value_dim), "scale": drawn(heads * value_dim).to(dtype)}
-        self.operands["weight of the norm"] = drawn(value_dim).to(dtype)
+        self.operands |= {"values to gate": normal(heads * value_dim), "weight of the norm": drawn(value_dim).to(dtype)}
         rotated, gated = normal(heads, key_dim), normal(heads * value_dim)
         self.weights = {"the output": normal(heads, value_dim), "the state": torch.ones_like(self.state)}
         self.weights |= {"the rotation": rotated, "the rotation of the keys": rotated[:, : self.groups]}
-        self.weights |= dict.fromkeys(("the gated values", "the normed and gated values", "the scaled residual"), gated)
+        self.weights |= dict.fromkeys(("the gated values", "the normed and gated values"), gated)
 
     def results(self, kernels: Kernels, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Returns what the kernels compute from the operands on this device and in this dtype, by name."""
@@ -144,7 +143,7 @@ class Sample:
             leaves[name] = operand.to(device, dtype).detach().requires_grad_(trains)
         leaves["weight of the norm"] = nn.Parameter(leaves["weight of the norm"].detach(), trains)
         norm = RetNetRMSNorm(leaves["weight of the norm"].shape, NORM_EPS, device="meta")
-        query, key, value, vectors, values, gate, ungated, scale, norm.weight = leaves.values()
+        query, key, value, vectors, values, gate, ungated, norm.weight = leaves.values()
         of_angles = torch.promote_types(dtype, torch.float32)
         output, state = self.retention(kernels, query, key, value, self.log_decay.to(device, of_angles))
         found = {"the output": output} | ({} if state is None else {"the state": state})
@@ -155,7 +154,6 @@ class Sample:
         found["the gated values"] = kernels.gated(ungated, gate, nn.SiLU())
         values = values.to(output.dtype)  # as in a model, so that the model uses the kernel that is compiled here
         found["the normed and gated values"] = kernels.normed_gate(values, norm, gate, nn.SiLU())
-        found["the scaled residual"] = kernels.scaled_residual(gate, ungated, scale)
         if trains:
             found |= self.gradients(leaves, {name: result for name, result in found.items() if name != "the state"})
             if state is not None:  # alone, because the loss of a usual step of training does not depend on it

@@ -35,7 +35,7 @@ GPU = [
     f"{PACKAGE}.gpu.{name}"
     for name in (
         *("launching", "retention_triton", "rotation_triton", "gates_triton", "cross_entropy_triton"),
-        *("residual_triton", "kernel_check", "cuda_graphs"),
+        *("kernel_check", "cuda_graphs"),
     )
 ]
 GPU_FILE = "retnet_gpu"

@@ -207,11 +207,6 @@ class SiLUGate(torch.autograd.Function):
         return values_gradient, gate_gradient
 
 
-def scaled_residual(hidden_states: Tensor, branch: Tensor, scale: Tensor) -> Tensor:
-    """Returns hidden_states + branch · scale, for a factor (C,) of each channel of tensors (..., C)."""
-    return torch.addcmul(hidden_states, branch, scale)
-
-
 def mean_cross_entropy(
     head: nn.Linear,
     hidden_states: Tensor,

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from transformers.utils import logging
 
 from .choices import KERNELS
-from .gradients import cross_entropy_and_gradient_, gated, normed_gate, rotate_both, scaled_residual
+from .gradients import cross_entropy_and_gradient_, gated, normed_gate, rotate_both
 from .retention_forms import needs_autograd, recurrent_step_
 
 
@@ -35,10 +35,9 @@ class Kernels(NamedTuple):
     chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # like `chunkwise_retention`; None: `retention_in_chunks`
     step_: Callable[..., tuple[Tensor, Tensor]]  # like `recurrent_step_`
     rotate: Callable[..., tuple[Tensor, Tensor]]  # like `gradients.rotate_both`; a kernel returns the operands' dtypes
-    gated: Callable[..., Tensor] = gated  # the defaults of these four are the functions that kernels replace
+    gated: Callable[..., Tensor] = gated  # the defaults of these three are the functions that kernels replace
     normed_gate: Callable[..., Tensor] = normed_gate
     cross_entropy_: Callable[..., Tensor] = cross_entropy_and_gradient_
-    scaled_residual: Callable[..., Tensor] = scaled_residual
     compiled_together: Callable[[], AbstractContextManager] = nullcontext  # compiles kernels before their first launch
     complete: bool = False  # whether there are kernels for both directions, packed documents and split sequences
     checked: bool = False  # whether results are compared with PyTorch's before use
@@ -118,7 +117,7 @@ def kernels_of_parts(kernels: Kernels, device: torch.device, dtype: torch.dtype,
 
 
 def kernels_found_right(kernels: Kernels, operand: Tensor) -> Kernels:
-    """Returns the implementation of gates, losses and residuals: the kernels, if found right in this dtype, or `TORCH`.
+    """Returns the implementation of gates and losses: the kernels, if found right in this dtype, or `TORCH`.
 
     Under a compiler, which fuses PyTorch's operations, this is `TORCH`.
     """
@@ -154,7 +153,6 @@ def _import_kernels() -> Kernels:
     from ..gpu.cross_entropy_triton import cross_entropy_triton_
     from ..gpu.gates_triton import gated_triton, normed_gate_triton
     from ..gpu.launching import compiled_together
-    from ..gpu.residual_triton import scaled_residual_triton
     from ..gpu.retention_triton import chunkwise_retention_triton, recurrent_step_triton_, runs_on
     from ..gpu.rotation_triton import rotate_triton
 
@@ -166,7 +164,6 @@ def _import_kernels() -> Kernels:
         gated=gated_triton,
         normed_gate=normed_gate_triton,
         cross_entropy_=cross_entropy_triton_,
-        scaled_residual=scaled_residual_triton,
         compiled_together=compiled_together,
         complete=True,
         checked=True,

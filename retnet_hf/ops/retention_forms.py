@@ -359,7 +359,7 @@ class DecayTables(NamedTuple):
     N is 1 if all chunks decay alike. The first dimension is 1 if all sequences decay alike.
     """
 
-    inner: Tensor | None  # (B|1, M, N|1, C, C)  from token m to token n of one chunk, 0 if n does not see m; None: not wanted
+    inner: Tensor | None  # (B|1, M, N|1, C, C)  from m to n in one chunk, 0 if n does not see m; None: not wanted
     query: Tensor  # (B|1, M, N|1, C, 1)  from the state before the chunk to token n
     key: Tensor  # (B|1, M, N|1, C, 1)  from token m to the state after the chunk
     rate: Tensor  # (M, 1, 1, 1)  ln γ
@@ -405,9 +405,7 @@ class DecayTables(NamedTuple):
         return self._replace(inner=inner, query=query, key=key)
 
 
-def decay_tables(
-    log_decay: Tensor, length: int, chunk_size: int | None = None, bidirectional: bool = False
-) -> DecayTables:
+def decay_tables(log_decay: Tensor, length: int, chunk_size: int | None = None, bidirectional: bool = False) -> DecayTables:
     """Returns the decay tables of `length` tokens in chunks of `chunk_size` (default: one chunk, the parallel form).
 
     Args:

@@ -191,10 +191,10 @@ class ViRBlock(GradientCheckpointingLayer):
         layer_scale = config.layer_scale_init_value if config.use_layer_scale else None
         self.retention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.retention = ViRRetention(config)
-        self.retention_branch = ResidualBranch(size, layer_scale, drop_path_rate, config.hidden_dropout, "auto")
+        self.retention_branch = ResidualBranch(size, layer_scale, drop_path_rate, config.hidden_dropout)
         self.mlp_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.mlp = FeedForward(size, config.intermediate_size, config.hidden_act, config.activation_dropout)
-        self.mlp_branch = ResidualBranch(size, layer_scale, drop_path_rate, config.hidden_dropout, "auto")
+        self.mlp_branch = ResidualBranch(size, layer_scale, drop_path_rate, config.hidden_dropout)
 
     def forward(
         self,

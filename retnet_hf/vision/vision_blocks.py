@@ -24,7 +24,6 @@ from transformers.utils.output_capturing import capture_outputs
 from ..arguments.call_arguments import require_known_arguments, with_arguments_of
 from ..hub.saving import SavedWithCard
 from ..modules.computed_buffers import ComputedBuffer
-from ..ops.kernels import kernels_found_right, load_kernels
 
 
 class ChannelsLast:
@@ -53,17 +52,13 @@ class ResidualBranch(nn.Module):
 
     Args:
         layer_scale: initial value of the factor of each channel; None for no factors.
-        kernels: as in `load_kernels`. Only models that check kernels before their first use may pass another name.
     """
 
-    def __init__(
-        self, size: int, layer_scale: float | None, drop_path_rate: float, dropout: float = 0.0, kernels: str = "torch"
-    ) -> None:
+    def __init__(self, size: int, layer_scale: float | None, drop_path_rate: float, dropout: float = 0.0) -> None:
         super().__init__()
         self.layer_scale = layer_scale
         self.drop_path_rate = drop_path_rate
         self.dropout = nn.Dropout(dropout)
-        self.kernels = load_kernels(kernels)
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((size,), float(layer_scale)))
 
     def forward(self, hidden_states: Tensor, branch: Tensor) -> Tensor:
@@ -74,9 +69,7 @@ class ResidualBranch(nn.Module):
             one_per_image = (branch.shape[0],) + (1,) * (branch.dim() - 1)
             kept = torch.rand(one_per_image, device=branch.device) < keep_rate
             branch = branch * (kept / keep_rate).to(branch.dtype)
-        if self.scale is None:
-            return hidden_states + branch
-        return kernels_found_right(self.kernels, branch).scaled_residual(hidden_states, branch, self.scale)
+        return hidden_states + branch if self.scale is None else torch.addcmul(hidden_states, branch, self.scale)
 
     def extra_repr(self) -> str:
         return f"drop_path_rate={self.drop_path_rate:.3g}"

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig
 from retnet_hf.gpu import kernel_check
 from retnet_hf.ops import kernels as kernels_module
-from retnet_hf.ops.gradients import cross_entropy_and_gradient_, gated, normed_gate, rotate_both, scaled_residual
+from retnet_hf.ops.gradients import cross_entropy_and_gradient_, gated, normed_gate, rotate_both
 from retnet_hf.ops.kernels import AUTO, KERNELS_VARIABLE, TORCH, Kernels, load_kernels, logger
 from retnet_hf.ops.retention_forms import chunkwise_retention, recurrent_step_
 
@@ -103,7 +103,6 @@ class StandIns:
             "gated": gated,
             "normed_gate": normed_gate,
             "cross_entropy_": cross_entropy_and_gradient_,
-            "scaled_residual": scaled_residual,
         }
         self.functions = tuple(functions)
         for name, function in functions.items():
@@ -205,8 +204,7 @@ def test_a_device_that_has_kernels_uses_them_by_default(device_has, expected, he
     # no check any more
     assert again == {"chunkwise": 2, "rotate": 3, "step_": 1, "gated": 3, "normed_gate": 3, "cross_entropy_": 1}
     # of training and of a step, each to compile and twice to compare
-    compared = {"chunkwise": 3, "rotate": 6, "step_": 3, "gated": 6, "normed_gate": 6}
-    compared |= {"cross_entropy_": 6, "scaled_residual": 6}
+    compared = {"chunkwise": 3, "rotate": 6, "step_": 3, "gated": 6, "normed_gate": 6, "cross_entropy_": 6}
     assert checks - again == compared
     assert heard == []
 
@@ -259,7 +257,6 @@ MUTANTS = {
     "the step": ("step_", scaled(1.5), "differs by 0.5"),
     "the rotation": ("rotate", with_other_angles, "the rotation of the keys differs by"),
     "the gate": ("gated", lambda function, values, *gate: function(values.flip(-1), *gate), "the gated values differs by"),
-    "the residual": ("scaled_residual", lambda function, hidden, *branch: function(-hidden, *branch), "the scaled residual"),
     "the loss": ("cross_entropy_", scaled_loss, "the loss differs by 0.5"),
     "the norm": ("normed_gate", with_another_norm, "norm"),
 }

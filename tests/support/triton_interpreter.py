@@ -43,7 +43,6 @@ from retnet_hf.gpu import (
     kernel_check,
     launching,
     packed_and_split_triton,
-    residual_triton,
     retention_triton,
     rotation_triton,
 )
@@ -104,7 +103,7 @@ def with_launches(case, least: int) -> dict[str, float]:
         return launching.launch(kernel, *arguments, **options)
 
     with contextlib.ExitStack() as patches:
-        for module in (retention_triton, rotation_triton, gates_triton, residual_triton, cross_entropy_triton):
+        for module in (retention_triton, rotation_triton, gates_triton, cross_entropy_triton):
             patches.enter_context(mock.patch.object(module, "launch", counted))
         found = case()
     return found | {"launches": 0.0 if launched.total() >= least else math.inf}
@@ -402,27 +401,6 @@ def cross_entropy(rows=5, columns=23, dtype="float32", in_place=False) -> dict[s
         "a label that is none": 0.0 if unknown.isnan() else math.inf,
         "many logits of -inf": abs(certain.item() - rows * math.log(3)) / 1e-4,
     }
-
-
-def residual(rows=70, size=24, dtype="float32") -> dict[str, float]:
-    """A branch with layer scale, its gradients and a gradient of these, against the same in float64."""
-    generator, dtype = torch.Generator().manual_seed(rows), getattr(torch, dtype)
-    drawn = [torch.randn(2, rows, size, generator=generator).to(DEVICE, dtype) for _ in range(3)]
-    scale = torch.randn(size, generator=generator).to(DEVICE, dtype)
-
-    def results(function, dtype) -> list[torch.Tensor]:
-        hidden, branch, upstream = (tensor.to(dtype).detach().requires_grad_() for tensor in drawn)
-        factor = scale.to(dtype).detach().requires_grad_()
-        output = function(hidden, branch, factor)
-        found = torch.autograd.grad(output, (hidden, branch, factor), upstream, retain_graph=True)
-        again = torch.autograd.grad(output, (hidden, branch, factor), upstream, create_graph=True)
-        return [output, *found, torch.autograd.grad(again[1].square().sum(), factor)[0]]
-
-    actual = results(residual_triton.scaled_residual_triton, dtype)
-    exact = results(gradients.scaled_residual, torch.float64)
-    relative = (2 * rows + 16) * ROUNDING[torch.float32] + (0 if dtype == torch.float32 else 2 * ROUNDING[dtype])
-    names = ("output", "gradient", "branch gradient", "scale gradient", "gradient of a gradient")
-    return {name: worst(*pair, relative * pair[1].abs().max()) for name, pair in zip(names, zip(actual, exact))}
 
 
 def left_to_pytorch() -> dict:
@@ -735,7 +713,7 @@ if __name__ == "__main__":
     cases = json.loads(sys.stdin.read()) if DEVICE == "cpu" else cases_of_the_tests()
     work = {name: Case(**case).errors for name, case in cases["chunkwise"].items()}
     work |= {name: functools.partial(steps, **case) for name, case in cases["steps"].items()}
-    for kind, function in {"rotations": rotation, "gates": gates, "residuals": residual, "losses": cross_entropy}.items():
+    for kind, function in {"rotations": rotation, "gates": gates, "losses": cross_entropy}.items():
         for name, case in cases[kind].items():
             work[name] = functools.partial(with_launches, functools.partial(function, **case), 2)
     for kind, function, least in (("split", split, 6), ("packed", packed, 1), ("packed steps", packed_steps, 1)):

@@ -15,7 +15,6 @@ from retnet_hf.gpu import (  # noqa: E402
     gates_triton,
     kernel_check,
     launching,
-    residual_triton,
     retention_triton,
     rotation_triton,
 )
@@ -145,7 +144,7 @@ def test_the_check_before_the_first_use_compiles_what_a_model_launches(monkeypat
         difference(*use)
         in_check.clear()
 
-    for module in (retention_triton, rotation_triton, gates_triton, residual_triton, cross_entropy_triton):
+    for module in (retention_triton, rotation_triton, gates_triton, cross_entropy_triton):
         monkeypatch.setattr(module, "launch", launched_nowhere)
     for module in (retention_triton, rotation_triton, gates_triton, cross_entropy_triton):
         monkeypatch.setattr(module, "runs_on", lambda device: True)

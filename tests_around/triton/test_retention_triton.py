@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM  # noqa: E402
-from retnet_hf.gpu import cross_entropy_triton, gates_triton, residual_triton, retention_triton, rotation_triton  # noqa: E402
+from retnet_hf.gpu import cross_entropy_triton, gates_triton, retention_triton, rotation_triton  # noqa: E402
 from retnet_hf.ops.kernels import TORCH, load_kernels  # noqa: E402
 
 
@@ -105,11 +105,6 @@ LOSSES = {
     "cross entropy, bfloat16": {"dtype": "bfloat16", "columns": 100},
     "cross entropy, float16, in place": {"dtype": "float16", "in_place": True},
 }
-RESIDUALS = {
-    "residual": {},
-    "residual, bfloat16, many rows": {"dtype": "bfloat16", "rows": 300},
-    "residual, float16": {"dtype": "float16"},
-}
 SPLIT = {
     "segments of a rank": {},
     "segments of a rank, only neighbours": {"decay": 0.3},
@@ -133,7 +128,7 @@ PACKED_STEPS = {
     "steps of documents, grouped heads, bfloat16": {"groups": 2, "dtype": "bfloat16"},
 }
 CASES = {"chunkwise": CHUNKWISE, "steps": STEPS, "rotations": ROTATIONS, "gates": GATES, "losses": LOSSES}
-CASES |= {"residuals": RESIDUALS, "split": SPLIT, "packed": PACKED, "packed steps": PACKED_STEPS}
+CASES |= {"split": SPLIT, "packed": PACKED, "packed steps": PACKED_STEPS}
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +140,7 @@ def interpreted():
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", [*ROTATIONS, *GATES, *LOSSES, *RESIDUALS])
+@pytest.mark.parametrize("name", [*ROTATIONS, *GATES, *LOSSES])
 def test_what_surrounds_retention_is_that_of_float64(interpreted, name):
     for result, error in interpreted[name].items():
         assert error <= 1, f"{result} has {error:.1f} times the error it may have"
@@ -316,16 +311,6 @@ def test_gates_spill_nothing(target, kernel, size):
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
-@pytest.mark.parametrize("kernel", ["residual_kernel", "residual_backward_kernel"])
-def test_the_residual_spills_nothing(target, kernel):
-    kernel = getattr(residual_triton, kernel)
-    names = set(kernel.arg_names) & {"hidden", "branch", "scale", "output", "gradient", "of_branch"}
-    pointers = dict.fromkeys(names, "bf16") | ({"of_scale": "fp32"} if "of_scale" in kernel.arg_names else {})
-    tiles = retention_triton.Tiles(1, 1, 1, 4, 2)
-    assert compiled(kernel, pointers, {"SIZE": 384} | gates_triton.tile_of_rows(384), target, tiles)["stack"] == 0
-
-
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
 def test_cross_entropy_spills_nothing(target):
     pointers = {"logits": "bf16", "labels": "i64", "losses": "fp32", "gradient": "bf16"}
     constants = {"TILE": cross_entropy_triton.COLUMNS_OF_TILE}
@@ -353,9 +338,9 @@ def test_segments_are_for_devices_that_states_would_leave_idle():
 
 def test_kernels_are_compiled_once_for_all_lengths_and_batches():
     """Triton looks at numbers that are 1 or multiples of 16. Strides, and what bounds a row of memory, gain by that."""
-    modules = (retention_triton, rotation_triton, gates_triton, residual_triton)
+    modules = (retention_triton, rotation_triton, gates_triton)
     kernels = {name: getattr(module, name) for module in modules for name in vars(module) if name.endswith("_kernel")}
-    assert len(kernels) == 10
+    assert len(kernels) == 8
     gaining = re.compile("(query|key|value|output|rotated|left|state|gate|angle)_(batch|head|token|matrix|row)$|elements$")
     for name, kernel in kernels.items():
         tensors = kernel.arg_names[: tensors_of(kernel)]
