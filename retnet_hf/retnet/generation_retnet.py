@@ -70,8 +70,10 @@ class RetNetGeneration(GenerationMixin):
     def generate(self, *args, **kwargs):
         """Generates as in transformers. Accepts both names of the state; transformers would ignore one of them."""
         for name in {"past_key_values", "cache"} - {CACHE}:
-            if name in kwargs:
-                kwargs[CACHE] = kwargs.pop(name)
+            given = kwargs.pop(name, None)
+            if given is not None and kwargs.get(CACHE) is not None:
+                raise ValueError("cache and past_key_values are two names of one argument: pass one of them.")
+            kwargs |= {} if given is None else {CACHE: given}
         return super().generate(*args, **kwargs)
 
     def _prepare_cache_for_generation(

@@ -194,7 +194,9 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         order = [getattr(layer, "config_idx", place) for place, layer in enumerate(self.layers)]
         if order == list(range(self.config.num_hidden_layers)):
             return
-        if len(set(self.layers)) < len(self.layers):
+        if not order:
+            raise ValueError("the model must have at least one layer.")
+        if len(set(self.layers)) < len(order):
             raise ValueError("each layer must be a module of its own, because it has its own state: use copy.deepcopy.")
         self.config.arrange(order)
         for place, layer in enumerate(self.layers):
@@ -240,6 +242,8 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         """
         require_known_arguments(self, kwargs)
         self.arrange_layers()
+        if cache is not None and past_key_values is not None:
+            raise ValueError("cache and past_key_values are two names of one argument: pass one of them.")
         cache = past_key_values if cache is None else cache
         if isinstance(attention_mask, dict):  # models such as Llava pass one mask per layer type
             attention_mask = attention_mask.get("linear_attention")
@@ -408,7 +412,8 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            cache=past_key_values if cache is None else cache,
+            cache=cache,
+            past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             retention_form=retention_form,

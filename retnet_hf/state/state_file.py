@@ -20,9 +20,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import logging
 
 from ..ops.retention_forms import needs_autograd
 
+
+logger = logging.get_logger(__name__)
 
 STATE_DTYPES = (torch.float32, torch.float64)
 KEY_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -171,6 +174,11 @@ def write_state_file(
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a file, so no state can be saved there.")
+    if mark == OF_NO_WEIGHTS:
+        logger.warning(
+            f"{path} will only load with other_weights=True: the model's weights or active adapters have changed since it "
+            "computed the state."
+        )
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # layers may share position tensors, which safetensors refuses to save
     tensors = {name: tensor if tensor.is_floating_point() else tensor.clone() for name, tensor in tensors.items()}

@@ -57,3 +57,6 @@ def test_layers_are_moved_in_one_model_and_no_layer_stands_twice():
     model.model.layers = nn.ModuleList([layers[2], layers[0], layers[0]])
     with pytest.raises(ValueError, match="each layer must be a module of its own"):
         model(ids)
+    model.model.layers = nn.ModuleList()
+    with pytest.raises(ValueError, match="must have at least one layer"):
+        model(ids)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
 from retnet_hf.retnet.generation_retnet import CACHE
-from retnet_hf.state import retention_state
+from retnet_hf.state import retention_state, state_file
 from retnet_hf.state.state_file import is_of_same_weights, weights_mark, write_state_file
 
 
@@ -416,9 +417,21 @@ def test_changed_weights_are_noticed_however_a_state_was_begun(begun, tmp_path):
     state.save(path)
     assert RetNetState.load(path, model).get_seq_length() == 12
     shifted(model.parameters())
-    state.save(path)
+    with mock.patch.object(state_file.logger, "warning") as warning:
+        state.save(path)
+    assert "will only load with other_weights=True" in warning.call_args[0][0]
     with pytest.raises(ValueError, match="with other weights"):
         RetNetState.load(path, model)
+
+
+@torch.no_grad()
+def test_a_state_is_passed_by_one_of_its_names():
+    model, ids, state = small_model("grouped"), random_ids(2, 6), RetNetState(small_model("grouped").config)
+    for call in (model, model.model, model.generate):
+        with pytest.raises(ValueError, match="two names of one argument"):
+            call(ids, cache=state, past_key_values=RetNetState(model.config))
+    assert model.generate(ids, cache=state, past_key_values=None, max_new_tokens=2).shape == (2, 8)
+    assert state.get_seq_length() == 7
 
 
 @torch.no_grad()
