@@ -35,15 +35,15 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("else output * decay.write, state", "else output, state"),
             ("seen & mask[:, None, :] & mask[:, :, None]", "seen & mask[:, :, None]"),
             ("(document[:, :, None] == document[:, None, :])", "(document[:, :, None] <= document[:, None, :])"),
-            ("torch.where(absent, document[:, -1:], at_place)", "at_place"),
-            (".to(rate.dtype)).masked_fill(absent, 0)", ".to(rate.dtype))"),
-            ("state = state.masked_fill((last != before)[:, None, ..., None], 0)", "pass"),
+            ("& (age[:, :-1] > first)", "& (age[:, :-1] < first)"),
+            ("self.powers((age - before)[..., None])", "self.powers(age[..., None])"),
+            ("(document != document[..., -1:])", "(document != before)"),
             ("query = query.masked_fill((document != before)[:, None, ..., None], 0)", "pass"),
-            ("if bidirectional and order.count is not None:", "if False:"),
+            ("if ages.has_holes and inner is not None:", "if False:"),
             ("part.unflatten(1, (heads, -1)).sum(2)", "part.unflatten(1, (heads, -1))[:, :, 0]"),
             ("order = order[::-1] if backwards else order", "pass"),
             ("with without_autocast(query.device.type):  # a backward", "with nullcontext():  # a backward"),
-            ("output_gradient = output_gradient.masked_fill(order.absent, 0)", "pass"),
+            ("key = key if absent is None else key.masked_fill(absent, 0)", "pass"),
             ("block.product(scores.mT, gradient, onto=part)", "block.product(scores, gradient, onto=part)"),
             ("create_graph=True", "create_graph=False"),
             ("pad(reset[:, 1:], (0, 1), value=True)", "pad(reset[:, :-1], (0, 1), value=True)"),
@@ -231,7 +231,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('sparse.get("dense_len", 8192) - 1', 'sparse.get("dense_len", 8192)'),
         ],
     ),
-    "initial_weights": (
+    "layers": (
         "modeling",
         [
             ("shrink = depth if module.on_value_path", "shrink = depth if not module.on_value_path"),
@@ -420,7 +420,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "captured_steps": ("cuda_graphs", [("and is_plain(inputs)", "and True")]),
-    "integer_angles": (
+    "computed_buffers": (
         "positions precision",
         [
             ("round(angle / (2 * math.pi) * 2**64)", "round(angle / (2 * math.pi) * 2**40) * 2**24"),

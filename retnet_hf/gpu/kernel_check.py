@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from ..modules.rms_norm import RetNetRMSNorm
+from ..modules.layers import RetNetRMSNorm
 from ..ops.kernels import RIGHT, TORCH, Kernels, Sizes
 from ..ops.retention_forms import bidirectional_retention, retention, step_decay
 

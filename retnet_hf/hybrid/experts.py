@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from ..modules.initial_weights import draw_by_inputs
+from ..modules.layers import init_by_inputs
 
 
 class Router(nn.Module):
@@ -97,10 +97,10 @@ class MixtureOfExperts(nn.Module):
 
 
 def draw_experts(module: nn.Module, config: PreTrainedConfig) -> None:
-    """Initialises a router or experts: by `draw_by_inputs` for "fan_in", else normally. A bias becomes zero."""
+    """Initialises a router or experts: by `init_by_inputs` for "fan_in", else normally. A bias becomes zero."""
     for weight in module.parameters(recurse=False):
         if config.initialization == "fan_in":
-            draw_by_inputs(weight)
+            init_by_inputs(weight)
         else:
             init.normal_(weight, std=config.initializer_range)
     if getattr(module, "bias", None) is not None:

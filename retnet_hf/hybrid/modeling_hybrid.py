@@ -20,7 +20,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import OutputRecorder
 
-from ..modules.rms_norm import RetNetRMSNorm
+from ..modules.layers import RetNetRMSNorm
 from ..ops.gradients import gated
 from ..ops.plan import HALF_PRECISION, Plan, Rotation, Scaling
 from ..retnet.decay_and_rotation import RetNetRotaryEmbedding

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..modules.computed_buffers import ComputedBuffer
-from ..modules.head_decay import HeadDecay
-from ..modules.integer_angles import integer_frequencies, rotary_frequencies
+from ..modules.computed_buffers import ComputedBuffer, HeadDecay, integer_frequencies, rotary_frequencies
 from ..ops.kernels import Sizes, kernels_of_call, load_kernels
 from ..ops.layout import Layout
 from ..ops.plan import Plan, Rotation, Scaling, plan_of_rows
@@ -46,7 +44,7 @@ class RetNetDecay(HeadDecay):
 
 
 class RetNetRotaryEmbedding(ComputedBuffer):
-    """Computes cosines and sines of position times frequency, exact at any position: see `integer_angles.py`."""
+    """Computes cosines and sines of position times frequency, exact at any position: see `computed_buffers.py`."""
 
     COMPUTED = "frequency"
 

@@ -43,8 +43,7 @@ from ..hub.loading import SharedLoading
 from ..hub.saving import SavedWithCard
 from ..modules.captured_steps import replayed
 from ..modules.computed_buffers import ComputedBuffer
-from ..modules.initial_weights import draw_weights, projection
-from ..modules.rms_norm import RetNetRMSNorm
+from ..modules.layers import RetNetRMSNorm, init_weights, projection
 from ..ops.gradients import mean_cross_entropy
 from ..ops.kernels import kernels_found_right, kernels_of_parts, load_kernels
 from ..ops.layout import Layout, layout_of
@@ -157,7 +156,7 @@ class RetNetPreTrainedModel(SharedLoading, SavedWithCard, PreTrainedModel):
         if isinstance(module, ComputedBuffer):
             module.initialize()
         else:
-            draw_weights(module, self.config)
+            init_weights(module, self.config)
 
 
 class RetNetModel(PlansRetention, RetNetPreTrainedModel):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..modules.initial_weights import draw_weights
+from ..modules.layers import init_weights
 from ..ops.layout import layout_of
 from ..ops.retention_forms import form_of_call
 from ..state.retention_state import RetNetState
@@ -81,7 +81,7 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
                     nn.init.normal_(module.weight, std=self.config.initializer_range)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-            draw_weights(module, self.config)
+            init_weights(module, self.config)
 
     def new_state(self) -> RetNetState:
         """Returns the state of new streams. The first call sets the number of rows.

@@ -10,8 +10,7 @@ from transformers.cache_utils import Cache
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
-from ..modules.initial_weights import projection
-from ..modules.rms_norm import RetNetRMSNorm
+from ..modules.layers import RetNetRMSNorm, projection
 from ..ops.kernels import kernels_found_right, load_kernels
 from ..ops.plan import Plan
 from .configuration_retnet import RetNetConfig

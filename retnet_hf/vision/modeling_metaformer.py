@@ -18,8 +18,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
+from ..modules.computed_buffers import HeadDecay
 from ..modules.eager_attention import eager_attention_forward
-from ..modules.head_decay import HeadDecay
 from ..ops.kernels import TORCH, Kernels, kernels_of_call, load_kernels
 from ..ops.retention_2d import manhattan_map, manhattan_retention
 from ..ops.retention_forms import (

@@ -46,7 +46,7 @@ from retnet_hf.gpu import (
     retention_triton,
     rotation_triton,
 )
-from retnet_hf.modules.rms_norm import RetNetRMSNorm
+from retnet_hf.modules.layers import RetNetRMSNorm
 from retnet_hf.ops import gradients
 from retnet_hf.ops.kernels import load_kernels
 from retnet_hf.ops.retention_forms import (

@@ -11,9 +11,8 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from retnet_hf.modules.computed_buffers import HeadDecay, angles, integer_frequencies
 from retnet_hf.modules.eager_attention import attention_map, eager_attention_forward
-from retnet_hf.modules.head_decay import HeadDecay
-from retnet_hf.modules.integer_angles import angles, integer_frequencies
 from retnet_hf.vision.vision_blocks import FeedForward, ResidualBranch, drop_path_rates
 
 

@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Initialises the weights of a model as `config.initialization` says.
+"""Linear layers and norms of a model, and their first weights as `config.initialization` says.
 
 "xavier" and "deepnet" initialise the projections of layers by Xavier's rule, as in the paper. "deepnet" makes them smaller
 with depth on the path of values (arXiv 2203.00555). "fan_in" initialises every matrix by its number of inputs, and the norms
@@ -10,6 +10,15 @@ to transformers.
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.configuration_utils import PreTrainedConfig
+
+from ..ops.gradients import rms_norm
+
+
+class RetNetRMSNorm(nn.RMSNorm):
+    """RMS norm (arXiv 1910.07467) of the residual stream or of each head. The output has the dtype of the input."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return rms_norm(hidden_states, self.weight, self.eps)
 
 
 def projection(
@@ -28,22 +37,22 @@ def projection(
     return linear
 
 
-def draw_weights(module: nn.Module, config: PreTrainedConfig) -> None:
+def init_weights(module: nn.Module, config: PreTrainedConfig) -> None:
     """Initialises the weights of one module.
 
     transformers has already initialised embeddings, linear layers, and modules named *RMSNorm*.
     """
     if isinstance(module, nn.Linear) and config.initialization == "fan_in":
-        draw_by_inputs(module.weight)
+        init_by_inputs(module.weight)
     elif getattr(module, "follows_projection", False) and config.initialization == "fan_in":
-        init.constant_(module.weight, 3**-0.5)  # standard deviation of `draw_by_inputs` times the root of the inputs
+        init.constant_(module.weight, 3**-0.5)  # standard deviation of `init_by_inputs` times the root of the inputs
     elif hasattr(module, "xavier_gain") and config.initialization != "normal":
         depth = (8 * config.num_hidden_layers) ** 0.25
         shrink = depth if module.on_value_path and config.initialization == "deepnet" else 1.0
         init.xavier_uniform_(module.weight, gain=module.xavier_gain / shrink)
 
 
-def draw_by_inputs(weight: Tensor) -> None:
+def init_by_inputs(weight: Tensor) -> None:
     """Initialises a matrix (…, n) by "fan_in"."""
     bound = weight.shape[-1] ** -0.5
     init.uniform_(weight, -bound, bound)
