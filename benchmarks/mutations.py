@@ -43,7 +43,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("part.unflatten(1, (heads, -1)).sum(2)", "part.unflatten(1, (heads, -1))[:, :, 0]"),
             ("order = order[::-1] if backwards else order", "pass"),
             ("with without_autocast(query.device.type):  # a backward", "with nullcontext():  # a backward"),
-            ("key = key if absent is None else key.masked_fill(absent, 0)", "pass"),
+            ("key, output_gradient = key.masked_fill(absent, 0), output", "key, output_gradient = key, output"),
             ("block.product(scores.mT, gradient, onto=part)", "block.product(scores, gradient, onto=part)"),
             ("create_graph=True", "create_graph=False"),
             ("pad(reset[:, 1:], (0, 1), value=True)", "pad(reset[:, :-1], (0, 1), value=True)"),

@@ -38,8 +38,8 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 import retnet_hf
+from retnet_hf.modules.hooks import has_hooks
 from retnet_hf.ops.gradients import rotate_both, rotate_step
-from retnet_hf.ops.hooks import has_hooks
 from retnet_hf.ops.operators import Step
 from retnet_hf.ops.plan import Plan, Rotation, Scaling
 from retnet_hf.ops.retention_forms import StepDecay, recurrent_step_

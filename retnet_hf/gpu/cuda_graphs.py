@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from ..hub.saving import TRAVELS
 from ..modules.captured_steps import STEPS
-from ..ops.hooks import has_hooks
+from ..modules.hooks import has_hooks
 from ..ops.layout import new_columns
 from ..ops.retention_forms import needs_autograd
 from ..state.retention_state import RetNetState, RetNetStateLayer, first_in_use

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..modules.layers import RetNetRMSNorm
-from ..ops.gradients import gated, is_silu, normed_gate, plain_rms_norm
-from ..ops.hooks import is_without_hooks
+from ..ops.gradients import gated, is_silu, is_without_hooks, normed_gate, plain_rms_norm
 from ..ops.retention_forms import gradients_where_asked
 from .launching import cdiv, launch, next_power_of_2
 from .retention_triton import empty_rows, launches_at_once, processors_of, runs_on, with_dense_rows

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from ..modules.hooks import has_hooks
 from ..modules.layers import RetNetRMSNorm, projection
-from ..ops.hooks import has_hooks
 from .configuration_hybrid import RetNetHybridConfig
 from .softmax_attention import AttentionPlan
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import SiLUActivation
 
-from .hooks import is_without_hooks
 from .retention_forms import gradients_where_asked, needs_autograd
 
 
@@ -23,6 +22,13 @@ BLOCK_SIZE = 2**17  # elements of a tensor that are computed at a time on a CPU
 LOGITS_AT_A_TIME_ON_CPU = 2**22
 LOGITS_AT_A_TIME_ELSEWHERE = 2**26
 LOGITS_AT_A_TIME_WITH_KERNEL = 2**28  # in training, where the softmax then does not exist as a tensor
+OF_ALL_MODULES = nn.modules.module  # torch keeps global hooks there
+GLOBAL_HOOKS = (
+    OF_ALL_MODULES._global_forward_hooks,
+    OF_ALL_MODULES._global_forward_pre_hooks,
+    OF_ALL_MODULES._global_backward_hooks,
+    OF_ALL_MODULES._global_backward_pre_hooks,
+)
 
 
 def token_blocks(tensor: Tensor, threads: int = 1) -> list[slice]:
@@ -155,6 +161,12 @@ class RMSNorm(torch.autograd.Function):
 
 def is_silu(activation: Callable[[Tensor], Tensor]) -> bool:
     return type(activation) in (nn.SiLU, SiLUActivation) and is_without_hooks(activation)
+
+
+def is_without_hooks(module: nn.Module) -> bool:
+    """Returns whether nothing sees a call of the module or its gradient, so that another operation may take its place."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return not (hooks or "forward" in vars(module) or any(GLOBAL_HOOKS))
 
 
 def gated(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:

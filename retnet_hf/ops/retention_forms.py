@@ -550,12 +550,13 @@ def blockwise_retention(
     with_final: bool,
     at_once: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Computes equation 7, one block of chunks after the other. Keys of absent tokens are zero.
+    """Computes equation 7, one block of chunks after the other.
 
     With `at_once`, one batched product computes all chunks, in operations that PyTorch differentiates, compiles and exports.
     """
-    heads, dtype = query.shape[1], tables.rate.dtype
+    heads, dtype, absent = query.shape[1], tables.rate.dtype, None if ages is None else ages.absent
     state = None if initial_state is None else initial_state.to(dtype)
+    key = key if absent is None else key.masked_fill(absent, 0)
     output, parts = None if at_once else empty_output(value, heads, dtype), []
     blocks = chunk_blocks(query, key, value, tables, ages, at_once)
     for number, block in enumerate(blocks, 1):
@@ -571,7 +572,9 @@ def blockwise_retention(
             parts.append(block.join(part, heads))
         else:
             output[:, :, block.tokens] = block.join(part, heads)
-    return (output if not at_once else parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)), state
+    if at_once:
+        output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    return output if absent is None else output.masked_fill(absent, 0), state
 
 
 class ChunkwiseRetention(torch.autograd.Function):
@@ -600,16 +603,28 @@ class ChunkwiseRetention(torch.autograd.Function):
                 return *gradients_where_asked(results, operands, (output_gradient, state_gradient)), None, None, None
             if output_gradient is None:
                 output_gradient = query.new_zeros(*query.shape[:3], value.shape[-1], dtype=tables.rate.dtype)
+            absent = None if ages is None else ages.absent
+            if absent is not None:
+                key, output_gradient = key.masked_fill(absent, 0), output_gradient.masked_fill(absent, 0)
             blocks, before = chunk_blocks(query, key, value, tables, ages), []
             state = None if initial_state is None else initial_state.to(tables.rate.dtype)
             for block in blocks:
                 wanted = block is not blocks[-1]
                 of_block, state = block.run_state(block.cut(key), block.tables.key, block.cut(value), state, wanted)
                 before.append(of_block)
-            *gradients, of_state = block_gradients(
+            of_query, of_key, of_value, of_state = block_gradients(
                 blocks, before, query, key, value, output_gradient, state_gradient, initial_state is not None
             )
-        return *gradients, None if initial_state is None else of_state.to(initial_state.dtype), None, None, None
+        of_key = of_key if absent is None else of_key.masked_fill_(absent, 0)
+        return (
+            of_query,
+            of_key,
+            of_value,
+            None if initial_state is None else of_state.to(initial_state.dtype),
+            None,
+            None,
+            None,
+        )
 
 
 def block_gradients(
@@ -684,15 +699,11 @@ def retention_in_chunks(
 
     Arguments and results as in `chunkwise_retention`. Without `with_final`, the final state is None and not computed.
     """
-    absent = None if ages is None else ages.absent
     with without_autocast(query.device.type):
-        key = key if absent is None else key.masked_fill(absent, 0)
         operands = (query, key, value, initial_state, tables, ages, with_final)
         if needs_autograd(tables.rate) or tables.inner is None:
-            output, state = blockwise_retention(*operands, at_once=True)
-        else:
-            output, state = (ChunkwiseRetention.apply if torch.is_grad_enabled() else blockwise_retention)(*operands)
-    return output if absent is None else output.masked_fill(absent, 0), state
+            return blockwise_retention(*operands, at_once=True)
+        return (ChunkwiseRetention.apply if torch.is_grad_enabled() else blockwise_retention)(*operands)
 
 
 def chunkwise_retention(

@@ -24,7 +24,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ..arguments.call_arguments import require_known_arguments
 from ..modules.computed_buffers import HeadDecay
-from ..ops.hooks import has_hooks
+from ..modules.hooks import has_hooks
 from ..ops.kernels import kernels_of_call, load_kernels
 from ..ops.layout import layout_of
 from ..ops.plan import Plan, Scaling, plan_of_rows

@@ -6,21 +6,10 @@ from collections.abc import Iterable
 from torch import nn
 from transformers.utils.output_capturing import capture_outputs
 
+from ..ops.gradients import GLOBAL_HOOKS
 
-OF_ALL_MODULES = nn.modules.module  # torch keeps global hooks there
-GLOBAL_HOOKS = (
-    OF_ALL_MODULES._global_forward_hooks,
-    OF_ALL_MODULES._global_forward_pre_hooks,
-    OF_ALL_MODULES._global_backward_hooks,
-    OF_ALL_MODULES._global_backward_pre_hooks,
-)
+
 RECORDER = capture_outputs.__module__  # module of the hooks with which transformers records hidden states
-
-
-def is_without_hooks(module: nn.Module) -> bool:
-    """Returns whether nothing sees a call of the module or its gradient, so that another operation may take its place."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return not (hooks or "forward" in vars(module) or any(GLOBAL_HOOKS))
 
 
 def has_hooks(modules: Iterable[nn.Module]) -> bool:
