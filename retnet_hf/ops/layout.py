@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .retention_forms import TokenAges, document_ends, needs_autograd, token_ages
+from .retention_forms import TokenAges, any_hole, document_ends, needs_autograd, token_ages
 
 
 class OnDevice:
@@ -49,6 +49,7 @@ class Layout(OnDevice):
         starts: (B|1, T) bool, True where a document starts; None if none does. Tokens before the first start continue
             from the state.
         continues: whether the tokens are packed documents that continue from rows of a state.
+        has_holes: whether a token may be absent between two present tokens of a row; None if unknown.
 
     Attributes:
         tokens: number of columns by which the call lengthens the text that a state has read.
@@ -65,17 +66,19 @@ class Layout(OnDevice):
         present: Tensor | None = None,
         starts: Tensor | None = None,
         continues: bool = False,
+        has_holes: bool | None = None,
     ) -> None:
         self.position, self.next_position, self.present, self.starts = position, next_position, present, starts
-        self.continues = continues
+        self.continues, self.has_holes = continues, has_holes
         self.tokens = position.shape[1]
-        self._ages: tuple[int | None, TokenAges | None] | None = None
+        self._ages: TokenAges | None = None
 
-    def ages(self, chunk_size: int | None) -> TokenAges | None:
-        """Returns the ages of the tokens for operators with chunks of this size. Computed once."""
-        if self._ages is None or self._ages[0] != chunk_size:
-            self._ages = chunk_size, token_ages(self.present, self.starts, chunk_size)
-        return self._ages[1]
+    @property
+    def ages(self) -> TokenAges | None:
+        """Returns the ages of the tokens. Computed once."""
+        if self._ages is None:
+            self._ages = token_ages(self.present, self.starts, self.has_holes)
+        return self._ages
 
     def advance_(self, next_position: Tensor, length: Tensor) -> None:
         """Updates the next position (B,) and the number of columns read () of a layer's state, in place.
@@ -108,13 +111,13 @@ class Layout(OnDevice):
     def of_tokens(self, tokens: slice) -> "Layout":
         """Returns the layout of some of the tokens."""
         cut = (None if marks is None else marks[:, tokens] for marks in (self.present, self.starts))
-        return Layout(self.position[:, tokens], self.next_position[:, tokens], *cut)
+        return Layout(self.position[:, tokens], self.next_position[:, tokens], *cut, has_holes=self.has_holes)
 
     def turned(self) -> "Layout":
         """Returns the layout of the reversed sequence, in which the last token of a document is the first."""
         present = None if self.present is None else self.present.flip(1)
         starts = None if self.starts is None else document_ends(self.starts).flip(1)
-        return Layout(self.position.flip(1), self.next_position.flip(1), present, starts)
+        return Layout(self.position.flip(1), self.next_position.flip(1), present, starts, has_holes=self.has_holes)
 
 
 def layout_of(
@@ -187,7 +190,7 @@ def layout_of(
         reset = reset if mask is None else reset & mask
 
     if cu_seq_lens_q is not None:
-        offsets = checked_offsets(cu_seq_lens_q, shape).to(device)
+        offsets = torch.as_tensor(checked_offsets(cu_seq_lens_q, shape), device=device)
         seq_idx = torch.isin(torch.arange(length, device=device), offsets).cumsum(0)[None]
     if seq_idx is not None:
         if seq_idx.shape != shape or seq_idx.is_floating_point():
@@ -202,15 +205,17 @@ def layout_of(
         reset = boundary if reset is None else reset | boundary
 
     # `generate` passes a bool mask of one token only if a row has ended, and CUDA graphs cannot read it.
-    unread = length == 1 and mask is not None and mask is attention_mask
+    unread, has_holes = length == 1 and mask is not None and mask is attention_mask, None
     if not needs_autograd() and not unread:  # a mask that is all True and starts that are all False are dropped
-        mask = None if mask is not None and bool(mask.all()) else mask
+        if mask is not None:
+            has_absent, has_holes = torch.stack([~mask.all(), any_hole(mask)]).tolist()  # one copy from a GPU
+            mask = mask if has_absent else None
         reset = None if reset is not None and not bool(reset.any()) else reset
-    return Layout(position, next_position, mask, reset)
+    return Layout(position, next_position, mask, reset, has_holes=has_holes)
 
 
-def checked_offsets(cu_seq_lens_q: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Returns offsets of packed documents in a row of `shape` = (1, T), (documents + 1,) integers.
+def checked_offsets(cu_seq_lens_q: Tensor | list[int], shape: tuple[int, int]) -> Tensor | list[int]:
+    """Returns offsets of packed documents in a row of `shape` = (1, T), (documents + 1,), as a list if it reads them.
 
     Raises:
         ValueError: for offsets of another shape, or that do not rise from 0 to T. Compiled programs cannot check values.
@@ -219,8 +224,8 @@ def checked_offsets(cu_seq_lens_q: Tensor, shape: tuple[int, int]) -> Tensor:
     valid = batch == 1 and offsets.dim() == 1 and len(offsets) > 1
     valid = valid and not (offsets.is_floating_point() or offsets.dtype == torch.bool)
     if valid and not needs_autograd():
-        bounds = offsets.tolist()
-        valid = bounds[0] == 0 and bounds[-1] == length and all(map(operator.le, bounds, bounds[1:]))
+        offsets = offsets.tolist() if offsets is cu_seq_lens_q else list(cu_seq_lens_q)
+        valid = offsets[0] == 0 and offsets[-1] == length and all(map(operator.le, offsets, offsets[1:]))
     if not valid:
         given = f"{cu_seq_lens_q} for {batch} rows" if batch != 1 else str(cu_seq_lens_q)
         raise ValueError(

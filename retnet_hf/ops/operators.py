@@ -65,7 +65,7 @@ class Chunks(OnDevice):
         bidirectional: bool = False,
         keeps_tables: bool = True,
     ) -> None:
-        self.log_decay, self.ages, self.with_final = log_decay, layout.ages(chunk_size), with_final
+        self.log_decay, self.ages, self.with_final = log_decay, layout.ages, with_final
         self.sizes = layout.position.shape[1], chunk_size, bidirectional
         self.tables = decay_tables(log_decay, *self.sizes) if keeps_tables else None
 

@@ -293,22 +293,24 @@ class TokenAges(NamedTuple):
     age: Tensor  # (B|1, T) int64
     document: Tensor | None  # (B|1, T) int64: index of the document; document 0 continues the state
     absent: Tensor | None  # (B, 1, T, 1) bool: True for absent tokens
-    has_holes: bool  # whether a token may be absent between two present tokens of one chunk
+    has_holes: bool  # whether a token may be absent between two present tokens of a row
 
 
-def token_ages(mask: Tensor | None, reset: Tensor | None, chunk_size: int | None) -> TokenAges | None:
-    """Returns the ages of tokens with mask (B, T) and reset (B|1, T), as in `recurrent_retention`, in chunks of C tokens."""
+def token_ages(mask: Tensor | None, reset: Tensor | None, has_holes: bool | None = None) -> TokenAges | None:
+    """Returns the ages of tokens with mask (B, T) and reset (B|1, T), as in `recurrent_retention`."""
     if mask is None and reset is None:
         return None
     document = None if reset is None else reset.cumsum(-1)
     if mask is None:
         return TokenAges(torch.arange(1, document.shape[1] + 1, device=document.device)[None], document, None, False)
-    age, has_holes = mask.cumsum(-1), True
-    if not needs_autograd():
-        first = pad(age, (1, 0))[:, : age.shape[1] : chunk_size or age.shape[1]]  # before each chunk
-        first = first.repeat_interleave(chunk_size or age.shape[1], dim=1)[:, 1 : age.shape[1]]
-        has_holes = bool((mask[:, 1:] & ~mask[:, :-1] & (age[:, :-1] > first)).any())
-    return TokenAges(age, document, ~mask[:, None, :, None], has_holes)
+    if has_holes is None:
+        has_holes = needs_autograd() or bool(any_hole(mask))
+    return TokenAges(mask.cumsum(-1), document, ~mask[:, None, :, None], has_holes)
+
+
+def any_hole(mask: Tensor) -> Tensor:
+    """Returns whether a token is absent between two present tokens of a row, () bool, from a mask (B, T)."""
+    return (mask[:, 1:] & ~mask[:, :-1] & mask[:, :-1].cumsum(-1).bool()).any()
 
 
 def default_chunk_size(key_dim: int, value_dim: int) -> int:
@@ -723,7 +725,7 @@ def chunkwise_retention(
     """
     chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
     tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2], chunk_size)
-    return retention_in_chunks(query, key, value, initial_state, tables, token_ages(mask, reset, chunk_size))
+    return retention_in_chunks(query, key, value, initial_state, tables, token_ages(mask, reset))
 
 
 def parallel_retention(
@@ -737,7 +739,7 @@ def parallel_retention(
 ) -> tuple[Tensor, Tensor]:
     """Computes equation 5, as equation 7 with one chunk. Arguments and results as in `recurrent_retention`."""
     tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2])
-    return retention_in_chunks(query, key, value, initial_state, tables, token_ages(mask, reset, None))
+    return retention_in_chunks(query, key, value, initial_state, tables, token_ages(mask, reset))
 
 
 def retention(
@@ -833,7 +835,7 @@ def bidirectional_retention(
         form = "parallel" if choose_form(query.shape[2], chunk_size) != "chunkwise" else "chunkwise"
     if form == "parallel":
         tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2], bidirectional=True)
-        return retention_in_chunks(query, key, value, None, tables, token_ages(mask, reset, None), with_final=False)[0]
+        return retention_in_chunks(query, key, value, None, tables, token_ages(mask, reset), with_final=False)[0]
     ahead, _ = retention(query, key, value, log_decay, None, mask, reset, form, chunk_size)
     turned = [tensor.flip(2) for tensor in (query, key, value)]
     turned_mask = None if mask is None else mask.flip(1)

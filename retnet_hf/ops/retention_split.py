@@ -332,7 +332,8 @@ def split_layout(
     if documents is not None:
         reset = torch.zeros_like(present) if layout.starts is None else layout.starts.expand(rows, -1).clone()
         reset[:, 0] |= begins[mine].flatten()
-        layout = Layout(layout.position, layout.next_position, layout.present, reset if bool(reset.any()) else None)
+        reset = reset if bool(reset.any()) else None
+        layout = Layout(layout.position, layout.next_position, layout.present, reset, has_holes=layout.has_holes)
     resets = torch.zeros_like(count, dtype=torch.int64)
     if layout.starts is not None:
         resets = layout.starts.expand(rows, -1).any(1).long()

@@ -138,7 +138,7 @@ def test_blocks_of_any_number_of_chunks_give_what_all_chunks_at_once_give(
     seed, dtype, length, chunk_size, block_size, initial, mask, reset
 ):
     case = Case(seed, dtype, length, initial, mask, reset)
-    tables, ages = decay_tables(case.log_decay, length, chunk_size), token_ages(case.mask, case.reset, chunk_size)
+    tables, ages = decay_tables(case.log_decay, length, chunk_size), token_ages(case.mask, case.reset)
     operands = case.query, case.key, case.value, case.state, tables, ages
     expected, expected_state = blockwise_retention(*operands, with_final=True, at_once=True)
     with mock.patch.object(operator, "BLOCK_SIZE_ON_CPU", block_size):
@@ -405,11 +405,11 @@ def test_decay_tables_of_a_padded_batch_are_those_of_a_sequence_without_a_mask()
     """Apart from one number for each token: no table of (C, C) depends on the batch (D7), unless a chunk has holes."""
     mask, tables = torch.ones(8, 4096, dtype=torch.bool), decay_tables(torch.full((8,), -0.01), 4096, 256)
     mask[0, :300], mask[1, -300:] = False, False
-    padded = tables.of_chunks(token_ages(mask, None, 256), 0, 16, 256)
+    padded = tables.of_chunks(token_ages(mask, None), 0, 16, 256)
     assert padded.inner is tables.inner
     assert padded.query.numel() == padded.key.numel() == 8 * 8 * 4096
     mask[0, [310, 400]] = False
-    assert tables.of_chunks(token_ages(mask, None, 256), 0, 16, 256).inner.shape == (8, 8, 16, 256, 256)
+    assert tables.of_chunks(token_ages(mask, None), 0, 16, 256).inner.shape == (8, 8, 16, 256, 256)
 
 
 @pytest.mark.parametrize("chunk_size", [None, 16], ids=["parallel", "chunkwise"])

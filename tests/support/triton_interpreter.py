@@ -242,6 +242,7 @@ def split(decay=None, autocast=False, **sizes) -> dict[str, float]:
     documents = None
     if case.reset is not None:
         case.reset[:, 0] = False  # the first document continues from the state
+        case.reset &= True if case.mask is None else case.mask  # absent tokens belong to no document
         documents = case.reset.cumsum(1)
     (batch, _, length, _), context = case.operands[0].shape, Context(join_alone(), "head_to_tail")
     layout = split_layout(context, (batch, length), torch.device(DEVICE), case.mask, None, documents)
