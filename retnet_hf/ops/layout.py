@@ -208,8 +208,8 @@ def layout_of(
     unread, has_holes = length == 1 and mask is not None and mask is attention_mask, None
     if not needs_autograd() and not unread:  # a mask that is all True and starts that are all False are dropped
         if mask is not None:
-            has_absent, has_holes = torch.stack([~mask.all(), any_hole(mask)]).tolist()  # one copy from a GPU
-            mask = mask if has_absent else None
+            kind = int(1 - mask.all().int() + any_hole(mask))  # one number, for which the host waits once
+            mask, has_holes = mask if kind else None, kind > 1
         reset = None if reset is not None and not bool(reset.any()) else reset
     return Layout(position, next_position, mask, reset, has_holes=has_holes)
 
