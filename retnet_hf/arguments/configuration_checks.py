@@ -45,7 +45,11 @@ class KnownFieldsMixin(SavedWithCode):
             of_transformers = {*READ_BY_TRANSFORMERS, *WITHOUT_EFFECT_IN_TRANSFORMERS, *GenerationConfig().to_dict()}
             for name in kwargs.keys() - of_transformers - vars(self).keys():
                 if not name.startswith("_"):
-                    raise ValueError(f"{type(self).__name__} has no field {name!r}{self._nearest_field(name)}.")
+                    nearest = difflib.get_close_matches(
+                        name, [*(field.name for field in fields(self)), *self.attribute_map], 1
+                    )
+                    advice = f": did you mean {nearest[0]!r}?" if nearest else ""
+                    raise ValueError(f"{type(self).__name__} has no field {name!r}{advice}.")
         super().__post_init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,11 +57,6 @@ class KnownFieldsMixin(SavedWithCode):
         offer_to_adapters(self.model_type, hasattr(self, "vocab_size"))
         content = super().to_dict()
         return content if self.auto_map else {name: value for name, value in content.items() if name != "auto_map"}
-
-    def _nearest_field(self, name: str) -> str:
-        names = [*(field.name for field in fields(self)), *self.attribute_map]
-        nearest = difflib.get_close_matches(name, names, 1)
-        return f": did you mean {nearest[0]!r}?" if nearest else ""
 
 
 class PresetsMixin:

@@ -183,15 +183,10 @@ class TritonGate(torch.autograd.Function):
 
 def gated_triton(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """Computes `gated` on a GPU. PyTorch computes other activations, and tensors that differ in dtype or memory layout."""
-    if not (are_alike(values, gate) and is_silu(activation) and covered(values, gate)):
+    alike = values.shape == gate.shape and values.dtype == gate.dtype and values.is_contiguous() and gate.is_contiguous()
+    if not (alike and is_silu(activation) and covered(values, gate)):
         return gated(values, gate, activation)
     return TritonGate.apply(values, gate) if recorded(values, gate) else gate_forward(values, gate)
-
-
-def are_alike(first: Tensor, second: Tensor) -> bool:
-    """Returns whether two tensors are dense in memory and have one shape and dtype."""
-    same = first.shape == second.shape and first.dtype == second.dtype
-    return same and first.is_contiguous() and second.is_contiguous()
 
 
 def covered(values: Tensor, gate: Tensor) -> bool:
@@ -208,12 +203,6 @@ def tile_of_rows(size: int) -> dict[str, int]:
     """Returns the tile of a program that computes whole rows of `size` numbers."""
     tile = next_power_of_2(size)
     return {"ROWS": max(1, ELEMENTS_OF_TILE // tile), "TILE": tile}
-
-
-def programs_of_sums(rows: int, rows_of_tile: int, device: torch.device) -> tuple[int, int]:
-    """Returns how many programs sum over rows, at most eight for each processor, and how many tiles each of them reads."""
-    tiles_of_program = cdiv(rows, rows_of_tile * 8 * processors_of(device))
-    return cdiv(rows, rows_of_tile * tiles_of_program), tiles_of_program
 
 
 def normed_gate_forward(values: Tensor, weight: Tensor | None, gate: Tensor, eps: float) -> Tensor:
@@ -257,7 +246,9 @@ class TritonNormedGate(torch.autograd.Function):
         of_values = empty_rows(values, heads, values.dtype)
         of_gate = torch.empty_like(gate, memory_format=torch.contiguous_format)
         tile, rows = tile_of_rows(size), batch * heads * length
-        programs, tiles_of_program = programs_of_sums(rows, tile["ROWS"], values.device)
+        # at most eight programs for each processor sum over rows
+        tiles_of_program = cdiv(rows, tile["ROWS"] * 8 * processors_of(values.device))
+        programs = cdiv(rows, tile["ROWS"] * tiles_of_program)
         of_weight = values.new_empty(programs if weight is not None else 0, size, dtype=torch.float32)
         launch(
             normed_gate_backward_kernel,

@@ -61,16 +61,15 @@ class RetNetLatentAttention(nn.Module):
         latent = self.kv_a_norm(latent)  # (B, 1, T, R)
         turning, key = plan.rotate(turning, key)
 
-        of_heads = self.weight_of(self.kv_b_proj, latent).unflatten(0, (self.num_heads, -1))  # (H, N + V, R)
+        linear = self.kv_b_proj
+        if type(linear) is nn.Linear and type(linear.weight) is nn.Parameter and not has_hooks([linear]):
+            of_heads = linear.weight.to(latent.dtype)
+        else:  # quantised, offloaded, hooked, or with an adapter
+            of_heads = linear(torch.eye(self.rank, dtype=latent.dtype, device=latent.device)).T
+        of_heads = of_heads.unflatten(0, (self.num_heads, -1))  # (H, N + V, R)
         of_keys, of_values = of_heads[:, : self.sizes[0]], of_heads[:, self.sizes[0] :]
         query = torch.cat([plain @ of_keys, turning.to(plain.dtype)], dim=-1)  # (B, H, T, R + P)
         key = torch.cat([latent, key.to(latent.dtype)], dim=-1)  # (B, 1, T, R + P)
         output, weights = plan.attend(self, query, key, self.rank, past, scaling=sum(self.sizes) ** -0.5, **kwargs)
         output = output.transpose(1, 2) @ of_values.mT  # (B, H, T, V)
         return self.o_proj(output.transpose(1, 2).flatten(2)), weights
-
-    def weight_of(self, linear: nn.Module, like: Tensor) -> Tensor:
-        """Returns the weight (out, R) of a linear layer, which may be quantised, offloaded or hooked, or have an adapter."""
-        if type(linear) is nn.Linear and type(linear.weight) is nn.Parameter and not has_hooks([linear]):
-            return linear.weight.to(like.dtype)
-        return linear(torch.eye(self.rank, dtype=like.dtype, device=like.device)).T

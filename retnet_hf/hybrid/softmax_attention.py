@@ -258,7 +258,9 @@ class AttentionPlan(OnDevice):
                 own = _seen(columns, keys, sinks, window, start, before + queries.stop)
             shown = None if sinks is None else sinks[:, own]
             seen = visible(columns.of_columns(queries), keys.of_columns(own), window, shown)
-            blocks.append(Block(queries, own, seen if self.implementation == "sdpa" else _as_bias(seen, dtype)))
+            if self.implementation != "sdpa":  # others add a bias to the scores
+                seen = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
+            blocks.append(Block(queries, own, seen))
         return blocks
 
     def attend(
@@ -321,11 +323,6 @@ def _seen(columns: Columns, keys: Columns, sinks: Tensor | None, window: int, qu
         if len(far):
             return torch.cat([far, torch.arange(first, end, device=far.device)])
     return slice(first, end)
-
-
-def _as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns a bias on the scores: 0 where a key is seen, and the lowest finite number elsewhere."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
 
 
 def attention_plans(

@@ -147,13 +147,6 @@ def decay_rows(rows: Tensor, table: Tensor) -> Tensor:
     return (rows.unflatten(-2, (-1, table.shape[-2])) * table.unsqueeze(-3)).flatten(-3, -2)
 
 
-def read_state(query: Tensor, state: Tensor) -> Tensor:
-    """Returns the products (B, H, T, V) of queries (B, H, T, K) and a state (B, M, K, V)."""
-    if query.shape[1] == state.shape[1]:
-        return query @ state
-    return unstack_queries(stack_queries(query, state.shape[1]) @ state, query.shape[1])
-
-
 def zero_state(query: Tensor, value: Tensor, heads: int) -> Tensor:
     """Returns the state of a sequence before its first token: zeros, (B, heads, K, V)."""
     return query.new_zeros(query.shape[0], heads, query.shape[-1], value.shape[-1], dtype=compute_dtype(query, value))
@@ -238,7 +231,7 @@ def recurrent_step_(
             state.mul_(decay.keep).addcmul_(key.mT, value)
         else:
             state.mul_(decay.keep).addcmul_((key * decay.write).mT, value)
-        output = query @ state if query.shape[1] == heads else read_state(query, state)
+        output = unstack_queries(stack_queries(query, heads) @ state, query.shape[1])
         return output if decay.write is None else output * decay.write, state
 
 

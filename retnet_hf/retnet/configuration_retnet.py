@@ -238,7 +238,10 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         Args:
             overrides: the fields that the caller gives.
         """
-        return {"decay_range": _growing_ranges(layers), "feature_map": ["relu"] * (layers - 1) + [None]}
+        # Ranges grow by constant factors, from (1, 32) tokens in the first layer to (2, 512) in the last.
+        shares = (layer / max(layers - 1, 1) for layer in range(layers))
+        ranges = [[round(2**share, 3), round(32 * 16**share, 3)] for share in shares]
+        return {"decay_range": ranges, "feature_map": ["relu"] * (layers - 1) + [None]}
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "RetNetConfig":
@@ -467,12 +470,6 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
             "feature_map",
             f"one name, or a list with one name for each layer (num_hidden_layers is {layers})",
         )
-
-
-def _growing_ranges(layers: int) -> list[list[float]]:
-    """Returns decay ranges that grow by constant factors, from (1, 32) tokens in the first layer to (2, 512) in the last."""
-    shares = (layer / max(layers - 1, 1) for layer in range(layers))
-    return [[round(2**share, 3), round(32 * 16**share, 3)] for share in shares]
 
 
 __all__ = ["RetNetConfig"]

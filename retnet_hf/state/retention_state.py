@@ -270,8 +270,10 @@ class RetNetStateLayer(StateLayer):
         layout, old = plan.layout, self.recurrent_states
         reuses_memory = old is not None and self.can_be_overwritten()
         given = old if self.is_initialized else None  # after `reset`, only the old tensor's memory is reused
-        if given is not None and not reuses_memory and (plan.in_place or self.needs_copy_for_gradient()):
-            given = given.clone()
+        if given is not None and not reuses_memory:
+            # Autograd cannot save tensors that were created in inference mode.
+            unsaved = torch.is_grad_enabled() and not torch.compiler.is_compiling() and given.is_inference()
+            given = given.clone() if plan.in_place or unsaved else given
         output, state = plan.operators[layer_idx](query_states, key_states, value_states, given)
         if self.record_past:
             marks = layout.present, layout.starts, layout.next_position
@@ -305,10 +307,6 @@ class RetNetStateLayer(StateLayer):
         # After a change of rows outside of inference mode, states are new tensors, but the length is still the old tensor.
         made_in_inference_mode = self.recurrent_states.is_inference() or self.cumulative_length.is_inference()
         return torch.is_inference_mode_enabled() or not made_in_inference_mode
-
-    def needs_copy_for_gradient(self) -> bool:
-        """Returns whether autograd needs a copy of the state, because it cannot save tensors created in inference mode."""
-        return torch.is_grad_enabled() and not torch.compiler.is_compiling() and self.recurrent_states.is_inference()
 
     @property
     def nbytes(self) -> int:

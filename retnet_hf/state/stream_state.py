@@ -25,7 +25,7 @@ from .state_file import (
 )
 
 
-WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")  # of torch.compile, checkpointing, FSDP
 DTYPES = {  # of the tensors of a file; others have those of hidden states
     "recurrent_states": STATE_DTYPES,
     "next_position": (torch.int64,),
@@ -55,11 +55,6 @@ def check_call(
         raise ValueError(f"mask must be bool, or integers that are 0 for absent tokens, got {mask.dtype}.")
     if state_rows not in (-1, expected[0]):
         raise ValueError(f"state holds {state_rows} rows, but hidden_states have {expected[0]}. select takes some of them.")
-
-
-def name_of_model(name: str) -> str:
-    """Returns the name of a module without the parts that torch.compile, checkpointing and FSDP add."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def part_of(state: "StreamState | RetNetState | ConvolutionState | None", layer: nn.Module, kind: type) -> Any:
@@ -148,7 +143,9 @@ class StreamState:
     def __init__(self, model: nn.Module) -> None:
         model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         streaming = (each for each in model.named_modules() if getattr(type(each[1]), "reads_streams", False))
-        self.layers = {name_of_model(name): module for name, module in streaming}
+        self.layers = {
+            ".".join(part for part in name.split(".") if part not in WRAPPERS): module for name, module in streaming
+        }
         if not self.layers:
             raise ValueError(f"{type(model).__name__} has no streaming layer: MultiScaleRetention or CausalConv1d.")
         self.parts = {module: module.new_state() for module in self.layers.values()}

@@ -128,7 +128,10 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         if isinstance(self.token_mixers, str):
             self.token_mixers = [self.token_mixers] * len(self.depths)
         if self.num_attention_heads is None:
-            self.num_attention_heads = [_heads_of_about_32(size) for size in self.hidden_sizes]
+            # the largest number of heads, each at least 32 wide, that divides a hidden size
+            heads_of = (range(size // 32, 1, -1) for size in self.hidden_sizes)
+            pairs = zip(self.hidden_sizes, heads_of)
+            self.num_attention_heads = [next((heads for heads in few if size % heads == 0), 1) for size, few in pairs]
         self.base_model_tp_plan = self._tensor_parallel_plan()
         super().__post_init__(**kwargs)
 
@@ -190,11 +193,6 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
             "decay_schedule",
             f"for each stage a list of one number in (0, 1] per head (num_attention_heads is {self.num_attention_heads})",
         )
-
-
-def _heads_of_about_32(size: int) -> int:
-    """Returns the largest number of heads, each at least 32 wide, that divides a hidden size; 1 if there is none."""
-    return next((heads for heads in range(size // 32, 1, -1) if size % heads == 0), 1)
 
 
 __all__ = ["MetaFormerConfig"]
