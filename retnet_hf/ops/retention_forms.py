@@ -231,7 +231,10 @@ def recurrent_step_(
             state.mul_(decay.keep).addcmul_(key.mT, value)
         else:
             state.mul_(decay.keep).addcmul_((key * decay.write).mT, value)
-        output = unstack_queries(stack_queries(query, heads) @ state, query.shape[1])
+        if query.shape[1] == heads:
+            output = query @ state
+        else:
+            output = unstack_queries(stack_queries(query, heads) @ state, query.shape[1])
         return output if decay.write is None else output * decay.write, state
 
 

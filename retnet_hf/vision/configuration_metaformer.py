@@ -129,9 +129,9 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
             self.token_mixers = [self.token_mixers] * len(self.depths)
         if self.num_attention_heads is None:
             # the largest number of heads, each at least 32 wide, that divides a hidden size
-            heads_of = (range(size // 32, 1, -1) for size in self.hidden_sizes)
-            pairs = zip(self.hidden_sizes, heads_of)
-            self.num_attention_heads = [next((heads for heads in few if size % heads == 0), 1) for size, few in pairs]
+            self.num_attention_heads = [
+                next((heads for heads in range(size // 32, 1, -1) if size % heads == 0), 1) for size in self.hidden_sizes
+            ]
         self.base_model_tp_plan = self._tensor_parallel_plan()
         super().__post_init__(**kwargs)
 
