@@ -92,7 +92,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("given = old if self.is_initialized else None", "given = old"),
             ("if self.borrowed or torch.is_grad_enabled()", "if torch.is_grad_enabled()"),
             ("return torch.is_inference_mode_enabled() or", "return True or"),
-            ("            given = given.clone()", "            pass"),
+            ("given = given.clone() if plan.in_place or unsaved else given", "pass"),
             ("return value.detach().clone()", "return value.detach()"),
             ("self.cumulative_length.sub_(removed)", "pass"),
             ("position = call.next_position[:, kept - 1]", "position = call.next_position[:, -1]"),
