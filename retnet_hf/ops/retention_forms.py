@@ -614,15 +614,8 @@ class ChunkwiseRetention(torch.autograd.Function):
                 blocks, before, query, key, value, output_gradient, state_gradient, initial_state is not None
             )
         of_key = of_key if absent is None else of_key.masked_fill_(absent, 0)
-        return (
-            of_query,
-            of_key,
-            of_value,
-            None if initial_state is None else of_state.to(initial_state.dtype),
-            None,
-            None,
-            None,
-        )
+        of_state = None if initial_state is None else of_state.to(initial_state.dtype)
+        return of_query, of_key, of_value, of_state, None, None, None
 
 
 def block_gradients(
