@@ -315,15 +315,15 @@ def derived(folder, monkeypatch, source: str, name: str = "own"):
 
 
 FORMS = {
-    "a comment": "from retnet_hf import RetNetConfig, RetNetForCausalLM  # noqa: F401",
-    "a second statement": "\ufefffrom retnet_hf import RetNetConfig, RetNetForCausalLM; TEXT = 'a\u2028b\x0c'  # ours",
-    "statements around": "import math; from retnet_hf import RetNetConfig, RetNetForCausalLM; FACTOR = 3",
-    "a continued line": "from retnet_hf import RetNetConfig, \\\n    RetNetForCausalLM  # ours",
-    "a continued line before": "import math; \\\nfrom retnet_hf import RetNetConfig, RetNetForCausalLM",
-    "parentheses": "from retnet_hf import (\n    RetNetConfig,  # a\n    RetNetForCausalLM,\n)  # ours",
+    "one after the other": "\ufefffrom retnet_hf import RetNetConfig, RetNetForCausalLM; TEXT = 'a\u2028b\x0c'  # ours\n"
+    "from retnet_hf import RetNetConfig, RetNetForCausalLM  # noqa: F401\n"
+    "import math; from retnet_hf import RetNetConfig, RetNetForCausalLM; FACTOR = 3\n"
+    "from retnet_hf import RetNetConfig, \\\n    RetNetForCausalLM  # ours\n"
+    "import math; \\\nfrom retnet_hf import RetNetConfig, RetNetForCausalLM\n"
+    "from retnet_hf import (\n    RetNetConfig,  # a\n    RetNetForCausalLM,\n)  # ours\n"
+    "if True: from retnet_hf import RetNetConfig, RetNetForCausalLM",
     "a block": "from typing import TYPE_CHECKING\ntry:\n    from retnet_hf import RetNetConfig, RetNetForCausalLM  # ours\n"
     "except ImportError: raise\nif TYPE_CHECKING: from retnet_hf import RetNetConfig, RetNetModel",
-    "a block on a line": "if True: from retnet_hf import RetNetConfig, RetNetForCausalLM",
     "other names": "import math, retnet_hf as r\nfrom retnet_hf.retnet import modeling_retnet as m\n"
     "from retnet_hf import RetNetConfig as C\nassert issubclass(C, r.RetNetConfig)\nRetNetForCausalLM = m.RetNetForCausalLM",
     "the package": "import retnet_hf  # ours\nRetNetForCausalLM = retnet_hf.RetNetForCausalLM",
