@@ -19,6 +19,13 @@ WITHOUT_DOCUMENTS = PASSED_ON - {"cu_seq_lens_k"}  # it has no meaning without c
 CHANGES_RESULTS = re.compile("doc|seg|seq|len|mask|pack|pad|offset|bound|indptr|past|cache|state|encoder|causal|bidirect")
 
 
+def cache_of_call(cache: Any, past_key_values: Any) -> Any:
+    """Returns the state that a call passes by one of two names, or None. Raises ValueError for two states."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError("cache and past_key_values are two names of one argument: pass one of them.")
+    return past_key_values if cache is None else cache
+
+
 def require_known_arguments(model: nn.Module, given: dict[str, Any]) -> None:
     """Ignores arguments that tools pass to every model, and refuses arguments that would change results elsewhere.
 

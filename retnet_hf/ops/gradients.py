@@ -22,13 +22,8 @@ BLOCK_SIZE = 2**17  # elements of a tensor that are computed at a time on a CPU
 LOGITS_AT_A_TIME_ON_CPU = 2**22
 LOGITS_AT_A_TIME_ELSEWHERE = 2**26
 LOGITS_AT_A_TIME_WITH_KERNEL = 2**28  # in training, where the softmax then does not exist as a tensor
-OF_ALL_MODULES = nn.modules.module  # torch keeps global hooks there
-GLOBAL_HOOKS = (
-    OF_ALL_MODULES._global_forward_hooks,
-    OF_ALL_MODULES._global_forward_pre_hooks,
-    OF_ALL_MODULES._global_backward_hooks,
-    OF_ALL_MODULES._global_backward_pre_hooks,
-)
+KINDS_OF_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
+GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global_{kind}_hooks") for kind in KINDS_OF_HOOKS)
 
 
 def token_blocks(tensor: Tensor, threads: int = 1) -> list[slice]:

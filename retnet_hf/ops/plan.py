@@ -139,7 +139,7 @@ class MappedPlan(Plan):
 
         def make(log_decay: Tensor) -> tuple[Tensor, Operator]:
             operator = Chunks(log_decay, layout, None, with_final)
-            operator.tables = operator.tables._replace(inner=None)  # the operator is only needed for the state
+            operator.tables = operator.tables._replace(plain=None)  # the operator is only needed for the state
             return decay_map(log_decay, length, layout.present, layout.starts, bidirectional), operator
 
         self.decays, operators = zip(*of_each_decay(make, log_decays))

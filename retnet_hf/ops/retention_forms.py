@@ -357,12 +357,29 @@ class DecayTables(NamedTuple):
     N is 1 if all chunks decay alike. The first dimension is 1 if all sequences decay alike.
     """
 
-    inner: Tensor | None  # (B|1, M, N|1, C, C)  from m to n in one chunk, 0 if n does not see m; None: not wanted
+    plain: Tensor | None  # (1, M, 1, C, C)  `inner` of chunks without documents and holes; None: not wanted
     query: Tensor  # (B|1, M, N|1, C, 1)  from the state before the chunk to token n
     key: Tensor  # (B|1, M, N|1, C, 1)  from token m to the state after the chunk
     rate: Tensor  # (M, 1, 1, 1)  ln γ
     one_chunk: bool  # whether one chunk holds the whole sequence
     bidirectional: bool  # whether the inner table is γ^|n-m|
+    ages: TokenAges | None = None  # of the tokens of these chunks, with ages and documents (B|1, N, C)
+
+    @property
+    def inner(self) -> Tensor | None:
+        """Returns the powers from token m to token n of one chunk, (B|1, M, N|1, C, C), and 0 if n does not see m.
+
+        They are computed here, so that only one block has a table of (C, C) for each chunk.
+        """
+        inner, ages = self.plain, self.ages
+        if inner is None or ages is None:
+            return inner
+        if ages.has_holes:
+            distance = ages.age[..., :, None] - ages.age[..., None, :]
+            inner = self.powers(distance.abs()) if self.bidirectional else self.powers(distance.clamp(min=0)).tril()
+        if ages.document is not None:
+            inner = inner.masked_fill((ages.document[..., :, None] != ages.document[..., None, :])[:, None], 0)
+        return inner
 
     @property
     def state(self) -> Tensor:
@@ -375,12 +392,11 @@ class DecayTables(NamedTuple):
 
     def of_chunks(self, ages: TokenAges | None, start: int, chunks: int, size: int) -> "DecayTables":
         """Returns the tables of some chunks of `size` tokens, of which the first begins at token `start`."""
-        own = self
-        if not self.one_chunk and size < self.query.shape[-2]:
-            inner = None if self.inner is None else self.inner[..., :size, :size]
-            own = self._replace(inner=inner, query=self.query[..., :size, :], key=self.key[..., -size:, :])
+        plain, query, key = self.plain, self.query, self.key
+        if not self.one_chunk and size < query.shape[-2]:
+            plain, query, key = plain[..., :size, :size], query[..., :size, :], key[..., -size:, :]
         if ages is None:
-            return own
+            return self._replace(plain=plain, query=query, key=key)
 
         def cut(marks: Tensor) -> tuple[Tensor, Tensor]:  # of the tokens, (B|1, N, C), and before each chunk, (B|1, N, 1)
             first, marks = pad(marks, (1, 0)), marks[:, start : start + chunks * size]
@@ -388,19 +404,15 @@ class DecayTables(NamedTuple):
                 return marks[:, None], first[:, None, start : start + 1]
             return marks.unflatten(1, (chunks, size)), first[:, start : start + chunks * size : size, None]
 
-        inner, (age, before) = own.inner, cut(ages.age)
-        if ages.has_holes and inner is not None:
-            distance = age[..., :, None] - age[..., None, :]
-            inner = self.powers(distance.abs()) if self.bidirectional else self.powers(distance.clamp(min=0)).tril()
+        (age, before), document = cut(ages.age), None
         query = self.powers((age - before)[..., None])
         key = self.powers((age[..., -1:] - age)[..., None])
         if ages.document is not None:
             document, before = cut(ages.document)
             query = query.masked_fill((document != before)[:, None, ..., None], 0)
             key = key.masked_fill((document != document[..., -1:])[:, None, ..., None], 0)
-            if inner is not None:
-                inner = inner.masked_fill((document[..., :, None] != document[..., None, :])[:, None], 0)
-        return self._replace(inner=inner, query=query, key=key)
+        ages = ages._replace(age=age, document=document)
+        return self._replace(plain=plain, query=query, key=key, ages=ages)
 
 
 def decay_tables(log_decay: Tensor, length: int, chunk_size: int | None = None, bidirectional: bool = False) -> DecayTables:
@@ -416,7 +428,7 @@ def decay_tables(log_decay: Tensor, length: int, chunk_size: int | None = None, 
     distance = place[:, None] - place  # (C, C)
     inner = tables.powers(distance.abs()[None, None])
     query, key = (tables.powers(numbers[None, None, :, None]) for numbers in (place + 1, place.flip(0)))
-    return tables._replace(inner=inner if bidirectional else inner.tril(), query=query, key=key)
+    return tables._replace(plain=inner if bidirectional else inner.tril(), query=query, key=key)
 
 
 class ChunkBlock(NamedTuple):
@@ -562,7 +574,7 @@ def blockwise_retention(
         wanted = with_final or number < len(blocks)
         before, state = block.run_state(key_part, block.tables.key, value_part, state, wanted)
         part = block.product(query_part, before, block.tables.query)
-        if tables.inner is not None:
+        if tables.plain is not None:
             part = block.product(block.product(query_part, key_part.mT, block.tables.inner), value_part, onto=part)
         elif part is None:
             part = value_part.new_zeros(*query_part.shape[:2], value_part.shape[-1])
@@ -636,7 +648,7 @@ def block_gradients(
     """
     of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     for block in reversed(blocks):
-        tables, state = block.tables, before.pop()
+        tables, inner, state = block.tables, block.tables.inner, before.pop()
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
         gradient = block.cut(output_gradient)  # (A, R C, V)
         wanted = with_initial or block is not blocks[0]
@@ -644,9 +656,9 @@ def block_gradients(
         state, after_turned = None if state is None else state.mT, None if after is None else after.mT
 
         part = block.product(key_part, after, tables.key)
-        scores = block.product(query_part, key_part.mT, tables.inner)
+        scores = block.product(query_part, key_part.mT, inner)
         of_value[:, :, block.tokens] = block.join(block.product(scores.mT, gradient, onto=part), of_value.shape[1])
-        of_scores = block.product(gradient, value_part.mT, tables.inner)
+        of_scores = block.product(gradient, value_part.mT, inner)
         part = block.product(gradient, state, tables.query)
         of_query[:, :, block.tokens] = block.join(block.product(of_scores, key_part, onto=part), of_query.shape[1])
         part = block.product(value_part, after_turned, tables.key)
@@ -692,7 +704,7 @@ def retention_in_chunks(
     """
     with without_autocast(query.device.type):
         operands = (query, key, value, initial_state, tables, ages, with_final)
-        if needs_autograd(tables.rate) or tables.inner is None:
+        if needs_autograd(tables.rate) or tables.plain is None:
             return blockwise_retention(*operands, at_once=True)
         return (ChunkwiseRetention.apply if torch.is_grad_enabled() else blockwise_retention)(*operands)
 

@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
+from ..arguments.call_arguments import cache_of_call
 from ..modules.captured_steps import DEVICES
 from ..state.retention_state import RetNetState, install_retention_layers
 
@@ -70,10 +71,8 @@ class RetNetGeneration(GenerationMixin):
     def generate(self, *args, **kwargs):
         """Generates as in transformers. Accepts both names of the state; transformers would ignore one of them."""
         for name in {"past_key_values", "cache"} - {CACHE}:
-            given = kwargs.pop(name, None)
-            if given is not None and kwargs.get(CACHE) is not None:
-                raise ValueError("cache and past_key_values are two names of one argument: pass one of them.")
-            kwargs |= {} if given is None else {CACHE: given}
+            if name in kwargs:
+                kwargs[CACHE] = cache_of_call(kwargs.pop(name), kwargs.get(CACHE))
         return super().generate(*args, **kwargs)
 
     def _prepare_cache_for_generation(

@@ -38,7 +38,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from ..arguments.call_arguments import require_known_arguments, with_arguments_of
+from ..arguments.call_arguments import cache_of_call, require_known_arguments, with_arguments_of
 from ..hub.loading import SharedLoading
 from ..hub.saving import SavedWithCard
 from ..modules.captured_steps import replayed
@@ -147,6 +147,7 @@ class RetNetPreTrainedModel(SharedLoading, SavedWithCard, PreTrainedModel):
         super().save_pretrained(*args, **kwargs)
 
     def post_init(self) -> None:
+        """Initialises as in transformers. A head has the configuration of its base model, which is a copy."""
         self.config = self.base_model.config
         super().post_init()
 
@@ -241,9 +242,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         """
         require_known_arguments(self, kwargs)
         self.arrange_layers()
-        if cache is not None and past_key_values is not None:
-            raise ValueError("cache and past_key_values are two names of one argument: pass one of them.")
-        cache = past_key_values if cache is None else cache
+        cache = cache_of_call(cache, past_key_values)
         if isinstance(attention_mask, dict):  # models such as Llava pass one mask per layer type
             attention_mask = attention_mask.get("linear_attention")
         if (input_ids is None) ^ (inputs_embeds is not None):
@@ -283,6 +282,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
                 past.first_tokens = ()
             elif begins and kwargs.get("cu_seq_lens_q") is None:
                 inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
+                position_ids = None if position_ids is None else position_ids.view(-1, position_ids.shape[-1])
                 inputs |= {"position_ids": position_ids, "seq_idx": kwargs.get("seq_idx")}
                 past.first_tokens = first_tokens_of(self, hidden_states, attention_mask, **inputs)
         return self.output_class(last_hidden_state=hidden_states, **{CACHE: past if use_cache else None})

@@ -401,6 +401,7 @@ def test_a_model_takes_a_state_that_it_would_compute_itself(change, saved, tmp_p
 @pytest.mark.parametrize(
     "begun",
     [
+        {"position_ids": torch.arange(12) + 5},
         {"position_ids": torch.arange(12)[None] + 5},
         {"seq_idx": torch.arange(12).expand(2, 12) // 3},
         {"attention_mask": torch.tensor([[0] * 5 + [1] * 7, [0] * 10 + [1] * 2])},
