@@ -29,9 +29,8 @@ from .layout import Layout, OnDevice, documents_of_present, layout_of
 from .operators import Chunks, Operator, of_each_decay
 from .plan import MakeRotation, Plan, rotation_options
 from .retention_forms import (
-    ChunkBlock,
+    Chunks as ChunkBlock,
     block_gradients,
-    chunk_blocks,
     decay_tables,
     empty_output,
     without_autocast,
@@ -439,19 +438,19 @@ class SplitChunks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, initial_state, tables, ages, exchange, with_final):
-        blocks = chunk_blocks(query, key, value, tables, ages)
+        blocks = tables.blocks(query, key, value, ages)
         written = None
         for block in blocks:
-            written = block.run_state(block.cut(key), block.tables.key, block.cut(value), written, wanted=True)[1]
+            written = block.scan(block.cut(key), block.key, block.cut(value), written, wanted=True)[1]
         arrived = exchange.states(written, initial_state, with_final)
         output = empty_output(value, query.shape[1], tables.rate.dtype)
         for block in blocks:  # runs during the exchange of states
-            scores = block.product(block.cut(query), block.cut(key).mT, block.tables.inner)
-            output[:, :, block.tokens] = block.join(block.product(scores, block.cut(value)), output.shape[1])
+            scores = block.product(block.cut(query), block.cut(key).mT, block.inner)
+            block.write(output, block.product(scores, block.cut(value)))
         before, final = arrived()
         for block, state in zip(blocks, _states_before(blocks, key, value, before)):
-            read = block.product(block.cut(query), state, block.tables.query)
-            output[:, :, block.tokens] += block.join(read, output.shape[1])
+            read = block.product(block.cut(query), state, block.query)
+            output[:, :, block.tokens] += block.join(read, output.shape[1]).movedim(0, 2).flatten(2, 3)
         ctx.save_for_backward(query, key, value, before)
         ctx.tables, ctx.ages, ctx.exchange, ctx.with_final = tables, ages, exchange, with_final
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
@@ -463,11 +462,11 @@ class SplitChunks(torch.autograd.Function):
         (query, key, value, before), tables, exchange = ctx.saved_tensors, ctx.tables, ctx.exchange
         final_gradient = final_gradient if ctx.with_final else None
         with without_autocast(query.device.type):
-            blocks = chunk_blocks(query, key, value, tables, ctx.ages)
+            blocks = tables.blocks(query, key, value, ctx.ages)
             gradient = None
             for block in reversed(blocks):
                 rows, columns = block.cut(query), block.cut(output_gradient)
-                gradient = block.run_state(rows, block.tables.query, columns, gradient, wanted=True, backwards=True)[1]
+                gradient = block.scan(rows, block.query, columns, gradient, wanted=True, backwards=True)[1]
             arrived = exchange.gradients(gradient, final_gradient)
             states = list(_states_before(blocks, key, value, before))  # runs during the exchange of gradients
             of_operands = block_gradients(blocks, states, query, key, value, output_gradient, arrived(), False)[:3]
@@ -481,5 +480,5 @@ def _states_before(blocks: list[ChunkBlock], key: Tensor, value: Tensor, state: 
     """Yields the states (A, K, V) before the chunks of each block. The first chunk starts from `state`."""
     for block in blocks:
         wanted = block is not blocks[-1]
-        before, state = block.run_state(block.cut(key), block.tables.key, block.cut(value), state, wanted)
+        before, state = block.scan(block.cut(key), block.key, block.cut(value), state, wanted)
         yield before
