@@ -351,19 +351,19 @@ def choose_form(length: int, chunk_size: int) -> str:
 class Chunks(NamedTuple):
     """Chunks of C tokens that are computed together, with the powers of γ between their tokens.
 
-    They are ordered as the first chunks of all sequences, then the second ones, and so on. Products are batched over all
-    chunks and states: the first dimension of their operands is A = N B M. N|1 and B|1 are 1 if all decay alike.
+    Products are batched over all chunks and states: the first dimension of their operands is A = B N M. Dimensions B|1 and
+    N|1 of decays are 1 if all sequences or chunks decay alike.
     """
 
     rate: Tensor  # (M, 1, 1)  ln γ
     plain: Tensor | None  # (M, C, C)  `inner` of chunks without documents and holes; None: not wanted
-    query: Tensor  # (N|1, B|1, M, C, 1)  from the state before the chunk to token n
-    key: Tensor  # (N|1, B|1, M, C, 1)  from token m to the state after the chunk
+    query: Tensor  # (B|1, N|1, M, C, 1)  from the state before the chunk to token n
+    key: Tensor  # (B|1, N|1, M, C, 1)  from token m to the state after the chunk
     is_whole: bool  # whether one chunk holds the whole sequence
     bidirectional: bool  # whether `inner` is γ^|n-m|
-    ages: TokenAges | None = None  # of the tokens of these chunks, with ages and documents (N, B|1, C)
+    ages: TokenAges | None = None  # of the tokens of these chunks, with ages and documents (B|1, N, C)
     tokens: slice = slice(None)
-    shape: tuple[int, int, int] = (1, 1, 1)  # N, B, M
+    shape: tuple[int, int, int] = (1, 1, 1)  # B, N, M
     narrow: bool = False  # whether operands of products are bfloat16; results, decays and states never are
 
     def powers(self, distance: Tensor) -> Tensor:
@@ -372,7 +372,7 @@ class Chunks(NamedTuple):
 
     @property
     def inner(self) -> Tensor | None:
-        """Returns the powers from token m to token n of a chunk, (N|1, B|1, M, C, C) or (M, C, C); 0 if n does not see m.
+        """Returns the powers from token m to token n of a chunk, (B|1, N|1, M, C, C) or (M, C, C); 0 if n does not see m.
 
         They are computed here, so that only one block has a table of (C, C) for each chunk.
         """
@@ -388,7 +388,7 @@ class Chunks(NamedTuple):
         return inner
 
     def with_ages(self, ages: TokenAges, before: Tensor | int, document_before: Tensor | None = None) -> "Chunks":
-        """Returns these chunks for tokens with `ages`, where (N, B|1, 1) tokens are `before` each chunk."""
+        """Returns these chunks for tokens with `ages`, where (B|1, N, 1) tokens are `before` each chunk."""
         query, key = self.powers((ages.age - before)[..., None]), self.powers((ages.age[..., -1:] - ages.age)[..., None])
         if (document := ages.document) is not None:
             query = query.masked_fill((document != document_before)[..., None, :, None], 0)
@@ -417,19 +417,18 @@ class Chunks(NamedTuple):
 
         def block(start: int, chunks: int, size: int) -> Chunks:
             tokens = slice(None) if self.is_whole else slice(start, start + chunks * size)
-            own = self._replace(tokens=tokens, shape=(chunks, batch, states), narrow=narrow)
+            own = self._replace(tokens=tokens, shape=(batch, chunks, states), narrow=narrow)
             if not self.is_whole and size < chunk_size:
                 plain = None if self.plain is None else self.plain[:, :size, :size]
                 own = own._replace(plain=plain, query=self.query[..., :size, :], key=self.key[..., -size:, :])
             if ages is None:
                 return own
 
-            def cut(marks: Tensor) -> tuple[Tensor, Tensor]:  # of the tokens, (N, B|1, C), and before each chunk, (N, B|1, 1)
+            def cut(marks: Tensor) -> tuple[Tensor, Tensor]:  # of the tokens, (B|1, N, C), and before each chunk, (B|1, N, 1)
                 before = pad(marks, (1, 0))
                 if chunks == 1:
-                    return marks[None, :, tokens], before[None, :, start : start + 1]
-                before = before[:, tokens.start : tokens.stop : size, None]
-                return marks[:, tokens].unflatten(1, (chunks, size)).transpose(0, 1), before.transpose(0, 1)
+                    return marks[:, None, tokens], before[:, None, start : start + 1]
+                return marks[:, tokens].unflatten(1, (chunks, size)), before[:, tokens.start : tokens.stop : size, None]
 
             age, before = cut(ages.age)
             document, document_before = (None, None) if ages.document is None else cut(ages.document)
@@ -440,24 +439,23 @@ class Chunks(NamedTuple):
     def cut(self, tensor: Tensor) -> Tensor:
         """Returns these chunks of queries (B, H, T, X), as (A, R C, X), or of keys (B, G, T, X), as (A, C, X)."""
         part = tensor[:, :, self.tokens]
-        return self.stack(part[None] if self.shape[0] == 1 else part.unflatten(2, (self.shape[0], -1)).movedim(2, 0))
+        return self.stack(part[:, None] if self.shape[1] == 1 else part.unflatten(2, (self.shape[1], -1)).transpose(1, 2))
 
     def stack(self, part: Tensor) -> Tensor:
-        """Returns chunks of queries (N, B, H, C, X) as (A, R C, X), or of keys (N, B, G, C, X) as (A, C, X)."""
+        """Returns chunks of queries (B, N, H, C, X) as (A, R C, X), or of keys (B, N, G, C, X) as (A, C, X)."""
         states = self.shape[2]
         part = part.to(torch.bfloat16 if self.narrow else self.rate.dtype)
         part = part.repeat_interleave(states // part.shape[2], dim=2) if part.shape[2] < states else part
         return stack_queries(part, states).flatten(0, 2)
 
     def join(self, part: Tensor, heads: int) -> Tensor:
-        """Inverts `stack`: (A, R C, X) -> (N, B, heads, C, X). Sums over the heads that share a key or a value."""
+        """Inverts `stack`: (A, R C, X) -> (B, N, heads, C, X). Sums over the heads that share a key or a value."""
         part = unstack_queries(part.unflatten(0, self.shape), max(heads, self.shape[2]))
         return part if part.shape[2] == heads else part.unflatten(2, (heads, -1)).sum(3)
 
     def write(self, output: Tensor, part: Tensor) -> None:
         """Writes a `part` (A, R C, X) of the result to its place in `output`, (B, heads, T, X)."""
-        place = output[:, :, self.tokens].unflatten(2, (self.shape[0], -1)).movedim(2, 0)
-        place.copy_(self.join(part, output.shape[1]))
+        output[:, :, self.tokens].unflatten(2, (self.shape[1], -1)).copy_(self.join(part, output.shape[1]).transpose(1, 2))
 
     def product(
         self, left: Tensor, right: Tensor | None, table: Tensor | None = None, onto: Tensor | None = None
@@ -498,17 +496,24 @@ class Chunks(NamedTuple):
             the state before each chunk, (A, K, V), or None if all are zero; and the state after the last chunk,
             (B, M, K, V), or None.
         """
-        chunks, batch, states = self.shape
+        chunks = self.shape[1]
         if chunks == 1 and not wanted:
             return None if state is None else state.flatten(0, 1), None
         rows = decay_rows(rows.unflatten(0, self.shape), table).flatten(0, 2)
-        written = self.product(rows.mT, columns).unflatten(0, (-1, states))  # (N B, M, K, V)
+        written = self.product(rows.mT, columns).unflatten(0, self.shape)  # (B, N, M, K, V)
         if state is None and chunks == 1:
-            return None, written
-        state = torch.zeros_like(written[:batch]) if state is None else state
-        decay = self.query[..., -1:, :].expand(*self.shape, -1, -1).flatten(0, 1)  # (N B, M, 1, 1)
-        before, after = states_between(written, decay, [batch] * chunks, state, wanted, backwards)
-        return before.flatten(0, 1), after
+            return None, written[:, 0]
+        state = torch.zeros_like(written[:, 0]) if state is None else state
+        places = None
+        if chunks > 1 and not torch.is_grad_enabled() and not needs_autograd():
+            joint = torch.empty_like(written)  # each state is written to its final place, without a copy
+            places = joint.unbind(1)[:: -1 if backwards else 1]
+        decay = self.query[..., -1:, :].expand(-1, chunks, -1, -1, -1)  # (B|1, N, M, 1, 1)
+        parts = zip(written.unbind(1), decay.unbind(1))
+        before, state = states_between(list(parts)[:: -1 if backwards else 1], state, wanted, places)
+        if places is None:
+            joint = torch.stack(before[:: -1 if backwards else 1], dim=1)
+        return joint.flatten(0, 2), state
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, before: Tensor | None) -> Tensor:
         """Returns the output (A, R C, V) of stacked operands, with the state (A, K, V) before each chunk; None for zeros."""
@@ -519,39 +524,33 @@ class Chunks(NamedTuple):
 
 
 def states_between(
-    written: Tensor, decay: Tensor, rounds: Sequence[int], state: Tensor, wanted: bool = True, backwards: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Computes the states between chunks of several sequences.
+    chunks: Sequence[tuple[Tensor, Tensor]], state: Tensor, wanted: bool = True, places: Sequence[Tensor] | None = None
+) -> tuple[list[Tensor], Tensor | None]:
+    """Computes the states between the chunks of several sequences.
 
     Args:
-        written: what each chunk adds, (N, M, K, V): the first chunks of all sequences, then the second ones, and so on.
-        decay: the decay of a state in each chunk, (N, M, 1, 1).
-        rounds: number of sequences with at least 1, 2, ... chunks. Sequences with more chunks come first.
-        state: the states before all chunks, (D, M, K, V).
-        wanted: whether the states after all chunks are needed. backwards: whether to begin with the last chunks.
+        chunks: what the first chunk of each sequence adds to its state, (B, M, K, V), and its decay, (B|1, M, 1, 1); the
+            same for the second chunks, and so on. Sequences with more chunks come first.
+        state: the states before the first chunks, (B, M, K, V).
+        wanted: whether the states after the last chunks are needed.
+        places: tensors into which the states before the chunks are written, if all sequences have as many.
 
     Returns:
-        the state before each chunk, (N, M, K, V), and after each sequence, (D, M, K, V), or None.
+        the states before the first chunks, the second chunks, and so on; and the states after all, (B, M, K, V), or None.
     """
-    rounds, order = list(rounds), list(range(len(rounds)))[:: -1 if backwards else 1]
-    parts, joint, before, ended = list(zip(written.split(rounds), decay.split(rounds))), None, [], []
-    if len(rounds) > 1 and rounds[0] == rounds[-1] and not torch.is_grad_enabled() and not needs_autograd():
-        joint = torch.empty_like(written)  # each state is written to its final place, without a copy
-        places = joint.split(rounds)
-        places[order[0]].copy_(state)
-    for number, place in enumerate(order, 1):
-        if rounds[place] < state.shape[0]:
-            ended.append(state[rounds[place] :])
-            state = state[: rounds[place]]
-        before.append(state)
-        if wanted or number < len(order):
-            out = None if joint is None or number == len(order) else places[order[number]]
-            state = torch.addcmul(*parts[place], state, out=out)
-    if joint is None:
-        joint = before[0] if len(before) == 1 else torch.cat(before[::-1] if backwards else before)
+    before, ended = [], []
+    for number, (written, decay) in enumerate(chunks, 1):
+        count = written.shape[0]
+        if count < state.shape[0]:
+            ended.append(state[count:])
+            state = state[:count]
+        before.append(state if places is None or number > 1 else places[0].copy_(state))
+        if wanted or number < len(chunks):
+            out = None if places is None or number == len(chunks) else places[number]
+            state = torch.addcmul(written, decay, state, out=out)
     if not wanted:
-        return joint, None
-    return joint, torch.cat([state, *ended[::-1]]) if ended else state
+        return before, None
+    return before, torch.cat([state, *ended[::-1]]) if ended else state
 
 
 def decay_tables(log_decay: Tensor, length: int, chunk_size: int | None = None, bidirectional: bool = False) -> Chunks:
@@ -593,7 +592,7 @@ def blockwise_retention(
         before, state = block.scan(key_part, block.key, value_part, state, with_final or number < len(blocks))
         part = block.attend(query_part, key_part, value_part, before)
         if at_once:
-            parts.append(block.join(part, heads).movedim(0, 2).flatten(2, 3))
+            parts.append(block.join(part, heads).transpose(1, 2).flatten(2, 3))
         else:
             block.write(output, part)
     if at_once:

@@ -44,6 +44,10 @@ class ChunkedDocuments(NamedTuple):
     count: Tensor  # (A,) int64, number of tokens in each chunk
     chunks: tuple[int, ...]  # number of documents with at least 1, 2, ... chunks
 
+    def rounds(self, written: Tensor, decay: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Returns what chunks add to the states, (A, M, K, V), and their decays, (A, M, 1, 1), for `states_between`."""
+        return list(zip(written.split(self.chunks), decay.split(self.chunks)))
+
 
 class PackedDocuments(NamedTuple):
     """Groups and chunks of the documents of a row, the same in all layers of a model."""
@@ -219,8 +223,9 @@ def retention_of_documents(
                 query_part, key_part, value_part = (block.stack(part[None]) for part in chunks)
                 written = block.product((key_part.unflatten(0, block.shape) * block.key).flatten(0, 2).mT, value_part)
                 written, decay = written.unflatten(0, (-1, states)), block.query[0, :, :, -1:]
-                before, after = states_between(written, decay, group.chunks, state)
-                output = block.join(block.attend(query_part, key_part, value_part, before.flatten(0, 1)), query.shape[1])[0]
+                before, after = states_between(group.rounds(written, decay), state)
+                before = torch.cat(before).flatten(0, 1)
+                output = block.join(block.attend(query_part, key_part, value_part, before), query.shape[1])[0]
         parts.append((output.transpose(0, 1).flatten(1, 2), after))  # (H, A C, V)
     output = torch.cat([output for output, _ in parts], dim=1)[:, documents.places]
     after = parts[0][1] if documents.in_order else torch.cat([state for _, state in parts])[documents.order]

@@ -450,7 +450,7 @@ class SplitChunks(torch.autograd.Function):
         before, final = arrived()
         for block, state in zip(blocks, _states_before(blocks, key, value, before)):
             read = block.product(block.cut(query), state, block.query)
-            output[:, :, block.tokens] += block.join(read, output.shape[1]).movedim(0, 2).flatten(2, 3)
+            output[:, :, block.tokens] += block.join(read, output.shape[1]).transpose(1, 2).flatten(2, 3)
         ctx.save_for_backward(query, key, value, before)
         ctx.tables, ctx.ages, ctx.exchange, ctx.with_final = tables, ages, exchange, with_final
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
