@@ -15,7 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from retnet_hf.ops.retention_forms import default_chunk_size
-from retnet_hf.ops.retention_split import Context, plan_of_segments, split_layout
+from retnet_hf.ops.retention_split import Context, SplitPlan, split_layout
 
 
 @contextmanager
@@ -44,8 +44,8 @@ def states(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tens
     """Computes retention of (B, H, T, .) on each rank."""
     layout = split_layout(Context(None, "contiguous"), (query.shape[0], query.shape[2]), query.device)
     chunk_size = default_chunk_size(query.shape[-1], value.shape[-1])
-    plan = plan_of_segments(layout, lambda position, **_: None, [log_decay], chunk_size, with_final=False)
-    return plan.operators[0](query, key, value, None)[0]
+    plan = SplitPlan(layout, lambda position, **_: None, [log_decay], "chunkwise", chunk_size, with_final=False)
+    return plan.compute(0, query, key, value)[0]
 
 
 class Ring(torch.autograd.Function):

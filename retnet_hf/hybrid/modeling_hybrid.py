@@ -22,7 +22,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from ..modules.layers import RetNetRMSNorm
 from ..ops.gradients import gated
-from ..ops.plan import HALF_PRECISION, Plan, Rotation, Scaling
+from ..ops.plan import HALF_PRECISION, Plan, Rotation
 from ..retnet.decay_and_rotation import RetNetRotaryEmbedding
 from ..retnet.modeling_retnet import (
     RetNetDecoderLayer,
@@ -218,17 +218,18 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         plans = others | {"linear_attention": retention}
         return [plans[kind] for kind in config.layer_types]
 
-    def attention_rotation(self, plan: Plan, dtype: torch.dtype, position: Tensor | None = None) -> Rotation | Scaling:
+    def attention_rotation(self, plan: Plan, dtype: torch.dtype, position: Tensor | None = None) -> Rotation:
         """Returns the rotation in layers of softmax attention, at the positions (B|1, T) given, or else at the plan's."""
         config, scale = self.config, 1.0
         if config.attention_log_base is not None:
             grown = (plan.position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
             scale = grown[:, None, :, None] / math.log(config.attention_log_base)  # (B|1, 1, T, 1)
-        if self.attention_rotary is None:
-            return Scaling(scale)
+        angles = None
         if self.attention_rotary is self.rotary and position is None:
-            return plan.rotate.rescaled(scale, HALF_PRECISION)
-        return Rotation(self.attention_rotary(plan.position if position is None else position, dtype), scale, HALF_PRECISION)
+            angles = plan.rotate.angles
+        elif self.attention_rotary is not None:
+            angles = self.attention_rotary(plan.position if position is None else position, dtype)
+        return Rotation(angles, scale, HALF_PRECISION)
 
 
 class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):

@@ -189,19 +189,19 @@ def recurrent_retention(
 class StepDecay(NamedTuple):
     """Factors by which one token, T = 1, changes the state. All layers with equal decays share them."""
 
-    keep: Tensor  # (B|1, M, 1, 1)  factor on the state: γ; 1 for an absent token; 0 where a document starts
-    write: Tensor | None  # (B, 1, 1, 1)  factor on the key: 0 for an absent token; None if no token is absent
+    decay: Tensor  # (B|1, M, 1, 1)  factor on the state: γ; 1 for an absent token; 0 where a document starts
+    write_mask: Tensor | None  # (B, 1, 1, 1)  factor on the key: 0 for an absent token; None if no token is absent
 
 
 def step_decay(log_decay: Tensor, mask: Tensor | None = None, reset: Tensor | None = None) -> StepDecay:
     """Returns the `StepDecay` of decays (M,), with mask and reset (B|1, 1) bool as in `recurrent_retention`."""
-    keep, write = log_decay.exp().view(1, -1, 1, 1), None
+    decay, write_mask = log_decay.exp().view(1, -1, 1, 1), None
     if mask is not None:
         mask = mask[:, :, None, None]
-        keep, write = keep.where(mask, 1), mask.to(keep.dtype)
+        decay, write_mask = decay.where(mask, 1), mask.to(decay.dtype)
     if reset is not None:
-        keep = keep.masked_fill(reset[:, :, None, None], 0)
-    return StepDecay(keep, write)
+        decay = decay.masked_fill(reset[:, :, None, None], 0)
+    return StepDecay(decay, write_mask)
 
 
 def recurrent_step_(
@@ -217,22 +217,22 @@ def recurrent_step_(
         output (B, H, 1, V), and the state.
     """
     if state is None:
-        state = zero_state(query, value, state_heads(query, key, decay.keep.shape[1]))
+        state = zero_state(query, value, state_heads(query, key, decay.decay.shape[1]))
     with without_autocast(query.device.type):
         if not query.dtype == key.dtype == value.dtype == state.dtype:
             query, key, value = query.to(state.dtype), key.to(state.dtype), value.to(state.dtype)
         heads = state.shape[1]
         if key.shape[1] != heads:
             key, value = repeat_heads(key, heads), repeat_heads(value, heads)
-        if decay.write is None:
-            state.mul_(decay.keep).addcmul_(key.mT, value)
+        if decay.write_mask is None:
+            state.mul_(decay.decay).addcmul_(key.mT, value)
         else:
-            state.mul_(decay.keep).addcmul_((key * decay.write).mT, value)
+            state.mul_(decay.decay).addcmul_((key * decay.write_mask).mT, value)
         if query.shape[1] == heads:
             output = query @ state
         else:
             output = unstack_queries(stack_queries(query, heads) @ state, query.shape[1])
-        return output if decay.write is None else output * decay.write, state
+        return output if decay.write_mask is None else output * decay.write_mask, state
 
 
 def decay_map(
@@ -424,7 +424,9 @@ class Chunks(NamedTuple):
             if ages is None:
                 return own
 
-            def cut(marks: Tensor) -> tuple[Tensor, Tensor]:  # of the tokens, (B|1, N, C), and before each chunk, (B|1, N, 1)
+            def cut(
+                marks: Tensor,
+            ) -> tuple[Tensor, Tensor]:  # of the tokens, (B|1, N, C), and before each chunk, (B|1, N, 1)
                 before = pad(marks, (1, 0))
                 if chunks == 1:
                     return marks[:, None, tokens], before[:, None, start : start + 1]
@@ -482,7 +484,13 @@ class Chunks(NamedTuple):
         return product if onto is None else onto.add_(product)
 
     def scan(
-        self, rows: Tensor, table: Tensor, columns: Tensor, state: Tensor | None, wanted: bool = True, backwards: bool = False
+        self,
+        rows: Tensor,
+        table: Tensor,
+        columns: Tensor,
+        state: Tensor | None,
+        wanted: bool = True,
+        backwards: bool = False,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Computes the recurrence S <- γ^C S + (rows ⊙ table)ᵀ columns from chunk to chunk.
 

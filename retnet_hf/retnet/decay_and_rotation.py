@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..modules.computed_buffers import ComputedBuffer, HeadDecay, integer_frequencies, rotary_frequencies
-from ..ops.kernels import Sizes, kernels_of_call, load_kernels
+from ..ops.kernels import kernels_of_call, load_kernels
 from ..ops.layout import Layout
-from ..ops.plan import Plan, Rotation, Scaling, plan_of_rows
+from ..ops.plan import Plan, Rotation
 from ..ops.retention_forms import default_chunk_size
 from .configuration_retnet import RetNetConfig
 
@@ -71,7 +71,6 @@ class PlansRetention:
     """Mixin of a module that plans its calls of retention. It holds decays, a rotation, kernels and sizes."""
 
     def prepare_plans(self, config: RetNetConfig) -> None:
-        """Creates the parts of plans."""
         self.decay = RetNetDecay(config)
         self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
         self.kernels = load_kernels(config.kernels)
@@ -80,24 +79,24 @@ class PlansRetention:
         self.scaling = config.head_dim**-0.5
 
     def plan_of_layout(
-        self, layout: Layout, log_decays: list[Tensor], form: str, dtype: torch.dtype, with_final: bool, maps: bool
+        self,
+        layout: Layout,
+        log_decays: list[Tensor],
+        form: str,
+        dtype: torch.dtype,
+        with_final: bool,
+        maps: bool = False,
+        plan_class: type[Plan] = Plan,
     ) -> Plan:
-        """Returns the plan of a call with hidden states of `dtype`. Other arguments as in `plan_of_rows`."""
-        length, device = layout.position.shape[1], layout.position.device
-        kernels = kernels_of_call(self.kernels, device, dtype, self.kernel_sizes(log_decays[0]), length)
-        rotation = functools.partial(self.rotation, dtype=dtype)
-        options = {"with_final": with_final, "bidirectional": self.config.bidirectional, "maps": maps}
-        return plan_of_rows(layout, rotation, log_decays, form, self.chunk_size, kernels=kernels, **options)
-
-    def kernel_sizes(self, log_decay: Tensor) -> Sizes:
-        """Returns the sizes for which kernels are compiled, given this rank's decays (M,) of the first layer."""
-        config, matrices = self.config, log_decay.numel()
-        heads = matrices * self.decay.heads_per_state[0]
+        """Returns the plan of a call with hidden states of `dtype`. Other arguments as in `Plan`."""
+        config, matrices = self.config, log_decays[0].numel()
+        heads = matrices * self.decay.heads_per_state[0]  # on this rank
         groups = max(1, heads * config.num_key_value_heads // config.num_attention_heads)
-        return heads, groups, matrices, *self.head_dims, self.chunk_size, config.bidirectional
+        sizes = heads, groups, matrices, *self.head_dims, self.chunk_size, config.bidirectional
+        kernels = kernels_of_call(self.kernels, layout, dtype, sizes)
+        options = {"with_final": with_final, "bidirectional": config.bidirectional, "maps": maps, "kernels": kernels}
+        return plan_class(layout, functools.partial(self.rotation, dtype), log_decays, form, self.chunk_size, **options)
 
-    def rotation(self, position: Tensor, dtype: torch.dtype, **options: Any) -> Rotation | Scaling:
+    def rotation(self, dtype: torch.dtype, position: Tensor, **options: Any) -> Rotation:
         """Returns the rotation for positions (B|1, T) in retention layers. Options as in `Rotation`."""
-        if self.rotary is None:
-            return Scaling(self.scaling)
-        return Rotation(self.rotary(position, dtype), self.scaling, **options)
+        return Rotation(None if self.rotary is None else self.rotary(position, dtype), self.scaling, **options)

@@ -10,7 +10,6 @@ Shapes in comments: B batch, T tokens, H heads, D hidden size.
 import copy
 import functools
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -45,11 +44,18 @@ from ..modules.captured_steps import replayed
 from ..modules.computed_buffers import ComputedBuffer
 from ..modules.layers import RetNetRMSNorm, init_weights, projection
 from ..ops.gradients import mean_cross_entropy
-from ..ops.kernels import kernels_found_right, kernels_of_parts, load_kernels
+from ..ops.kernels import kernels_found_right, load_kernels
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan
 from ..ops.retention_forms import form_of_call, needs_autograd
-from ..state.retention_state import RetNetState, UpdatedOnce, computes_layers_again, first_in_use, past_of_call
+from ..state.retention_state import (
+    RetNetState,
+    RetNetStateLayer,
+    UpdatedOnce,
+    computes_layers_again,
+    first_in_use,
+    past_of_call,
+)
 from ..state.state_file import first_tokens_of
 from .configuration_retnet import RetNetConfig
 from .decay_and_rotation import PlansRetention, RetNetDecay
@@ -289,13 +295,14 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
 
     def read(self, hidden_states: Tensor, plans: list[Plan], state: Cache | None, **kwargs) -> Tensor:
         """Returns the output (B, T, D) of all layers and the final norm for embedded tokens (B, T, D)."""
-        if state is not None and computes_layers_again(self):
-            state = UpdatedOnce(state)
-        layout = next((plan.layout for plan in plans if isinstance(plan, Plan)), None)
-        together = layout is not None and state is not None and not torch.compiler.is_compiling()
-        with layout.advancing_together() if together else nullcontext():
-            for layer, plan in zip(self.layers, plans):
-                hidden_states = layer(hidden_states, plan=plan, state=state, **kwargs)
+        held = UpdatedOnce(state) if state is not None and computes_layers_again(self) else state
+        for layer, plan in zip(self.layers, plans):
+            hidden_states = layer(hidden_states, plan=plan, state=held, **kwargs)
+        if state is not None:
+            read = [past for past in state.layers if isinstance(past, RetNetStateLayer) and past.is_initialized]
+            next(plan.layout for plan in plans if isinstance(plan, Plan)).advance_(
+                [past for past in read if past.rows is None]
+            )
         return self.norm(hidden_states)
 
     def plan(
@@ -323,26 +330,21 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         layers = None if cache is None else cache.layers
         past = None if layers is None else first_in_use(layers)
         maps = config.output_attentions if output_attentions is None else output_attentions
-        form = form_of_call(retention_form or config.retention_form, maps)
+        form, plan_class = form_of_call(retention_form or config.retention_form, maps), Plan
         is_wide = past is not None and past.is_initialized and past.dtype == torch.float64  # the precision of a state lasts
         decays = self.decay.of_layers(torch.float64 if is_wide else dtype, device)
         call = (batch, length), device, attention_mask, position_ids
-        packed = past is not None and past.is_initialized and kwargs.get("cu_seq_lens_q") is not None
-        if self.context is None and not packed:
-            layout = layout_of(*call, past, **kwargs) if layout is None else layout
-            return [self.plan_of_layout(layout, decays, form, dtype, past is not None, maps)] * config.num_hidden_layers
-        options = {
-            "rotation": functools.partial(self.rotation, dtype=dtype),
-            "log_decays": decays,
-            "chunk_size": self.chunk_size,
-            "kernels_of": functools.partial(kernels_of_parts, self.kernels, device, dtype, self.kernel_sizes(decays[0])),
-        }
-        options |= {"retention_form": retention_form, "output_attentions": maps, **kwargs}
+        options = {"retention_form": retention_form, "output_attentions": maps, **kwargs}
         if self.context is not None:
-            return [self.context.plan(past, *call, **options)] * config.num_hidden_layers
-        from ..state.packed_documents import plan_of_documents  # for serving engines; is not saved with a model's code
+            form, plan_class, layout = "chunkwise", self.context.plan_class, self.context.layout(past, *call, **options)
+        elif past is not None and past.is_initialized and kwargs.get("cu_seq_lens_q") is not None:
+            from ..state.packed_documents import PackedPlan, continued_layout  # for serving engines; do not travel
 
-        return [plan_of_documents(config, layers, *call, **options)] * config.num_hidden_layers
+            plan_class, layout = PackedPlan, continued_layout(config, layers, self.chunk_size, *call, **options)
+        elif layout is None:
+            layout = layout_of(*call, past, **kwargs)
+        plan = self.plan_of_layout(layout, decays, form, dtype, past is not None, maps, plan_class)
+        return [plan] * config.num_hidden_layers
 
 
 class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin):

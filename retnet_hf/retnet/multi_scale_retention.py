@@ -141,9 +141,11 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
         is_wide = past is not None and past.is_initialized and past.dtype == torch.float64  # the precision of a state lasts
         decays = self.decay.of_layers(torch.float64 if is_wide else dtype, device)
         form = form_of_call(config.retention_form, False)
-        plan = self.plan_of_layout(layout, decays, form, dtype, state is not None, False)
+        plan = self.plan_of_layout(layout, decays, form, dtype, state is not None)
         begins = own is not None and not own.layers[0].is_initialized
         output, _ = super().forward(hidden_states, plan, own)
+        if own is not None:
+            layout.advance_(own.layers)
         if begins:
             inputs = {"hidden_states": hidden_states, "mask": mask, "documents": documents}
             own.first_tokens = first_tokens_of(self, output, mask, **inputs)

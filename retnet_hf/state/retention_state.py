@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..ops.plan import Plan
+from ..ops.layout import Layout
 from ..ops.retention_forms import retention
 from .state_file import (
     OF_NO_WEIGHTS,
@@ -243,11 +243,13 @@ class RetNetStateLayer(StateLayer):
 
     Attributes:
         recurrent_states: (B, M, K, V), float32 or float64; None before the first token. M is H, or G if heads share states.
+        rows: (D,) the rows that packed documents continue from, if they differ from layer to layer; None if they do not.
     """
 
     SAVED = ("recurrent_states", "next_position", "cumulative_length")
     is_compileable = True
     supports_packed_documents = True
+    rows: Tensor | None = None
 
     def __init__(self, config: PreTrainedConfig | None = None, **kwargs) -> None:
         super().__init__()
@@ -255,48 +257,48 @@ class RetNetStateLayer(StateLayer):
         self._recorded: list[RecordedCall] = []
         self._recorded_from: tuple[Tensor | None, Tensor | None] = (None, None)  # state and position when recording began
 
-    def update(self, key_states: Tensor, value_states: Tensor, query_states: Tensor, plan: Plan, layer_idx: int) -> Tensor:
-        """Computes the retention of new tokens, and updates the state with them.
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises TypeError: a state of retention is no list of keys and values. A `Plan` reads and writes it."""
+        raise TypeError("a state of retention is not updated by keys and values: pass it to a layer of retention.")
 
-        Overwrites the old state if possible, so that tensors keep their addresses for compiled and captured decode steps.
+    def read(self, in_place: bool) -> Tensor | None:
+        """Returns the state (B, M, K, V) from which a call continues, or None before the first token.
 
         Args:
-            key_states, value_states, query_states: (B, G, T, K), (B, G, T, V) and (B, H, T, K), already rotated.
-            plan: plan of the call. layer_idx: index of the operator in the plan.
-
-        Returns:
-            output (B, H, T, V).
+            in_place: whether the call overwrites what it is given. Then this is a copy, if the state may not be overwritten.
         """
-        layout, old = plan.layout, self.recurrent_states
-        reuses_memory = old is not None and self.can_be_overwritten()
-        given = old if self.is_initialized else None  # after `reset`, only the old tensor's memory is reused
-        if given is not None and not reuses_memory:
-            # Autograd cannot save tensors that were created in inference mode.
-            unsaved = torch.is_grad_enabled() and not torch.compiler.is_compiling() and given.is_inference()
-            given = given.clone() if plan.in_place or unsaved else given
-        output, state = plan.operators[layer_idx](query_states, key_states, value_states, given)
-        if self.record_past:
-            marks = layout.present, layout.starts, layout.next_position
-            self._recorded.append(RecordedCall(key_states, value_states, plan.log_decays[layer_idx], *marks))
+        if not self.is_initialized:
+            return None
+        # Autograd cannot save tensors that were created in inference mode.
+        unsaved = torch.is_grad_enabled() and not torch.compiler.is_compiling() and self.recurrent_states.is_inference()
+        copied = (in_place or unsaved) and not self.can_be_overwritten()
+        return self.recurrent_states.clone() if copied else self.recurrent_states
 
-        if reuses_memory and state is not old:
-            reuses_memory = (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
-            if reuses_memory:
+    def write(self, state: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, layout: Layout) -> None:
+        """Replaces the state by `state`, and records the keys, values and decays of the call if the past is recorded.
+
+        Overwrites the old state if possible, so that tensors keep their addresses for compiled and captured decode steps.
+        """
+        old = self.recurrent_states
+        if self.record_past:
+            self._recorded.append(RecordedCall(key, value, log_decay, layout.present, layout.starts, layout.next_position))
+        if state is not old:
+            same = old is not None and (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
+            if same and self.can_be_overwritten():
                 old.copy_(state)
-        if not reuses_memory:
-            if self.is_initialized:
-                self.next_position = self.next_position.clone()
-                self.cumulative_length = self.cumulative_length.to(state.device, copy=True)
-            else:  # created on the device, because a copy to the device would wait for it
-                self.next_position = torch.zeros(state.shape[0], dtype=torch.int64, device=state.device)
-                self.cumulative_length = torch.zeros((), dtype=torch.int64, device=state.device)
-            self.recurrent_states, self.borrowed = state, False
-            if not torch.compiler.is_compiling():
-                for tensor in (self.recurrent_states, self.next_position, self.cumulative_length):
-                    torch._dynamo.mark_static_address(tensor)
-        self.dtype, self.device, self.is_initialized = state.dtype, state.device, True
-        layout.advance_(self.next_position, self.cumulative_length)
-        return output
+            else:
+                if self.is_initialized:
+                    self.next_position = self.next_position.clone()
+                    self.cumulative_length = self.cumulative_length.to(state.device, copy=True)
+                else:  # created on the device, because a copy to the device would wait for it
+                    self.next_position = torch.zeros(state.shape[0], dtype=torch.int64, device=state.device)
+                    self.cumulative_length = torch.zeros((), dtype=torch.int64, device=state.device)
+                self.recurrent_states, self.borrowed = state, False
+                if not torch.compiler.is_compiling():
+                    for tensor in (self.recurrent_states, self.next_position, self.cumulative_length):
+                        torch._dynamo.mark_static_address(tensor)
+            self.dtype, self.device = state.dtype, state.device
+        self.is_initialized = True
 
     def can_be_overwritten(self) -> bool:
         """Returns whether the state owns its memory and may be changed in place under autograd and inference mode."""
