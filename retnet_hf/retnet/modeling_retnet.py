@@ -298,11 +298,9 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         held = UpdatedOnce(state) if state is not None and computes_layers_again(self) else state
         for layer, plan in zip(self.layers, plans):
             hidden_states = layer(hidden_states, plan=plan, state=held, **kwargs)
-        if state is not None:
-            read = [past for past in state.layers if isinstance(past, RetNetStateLayer) and past.is_initialized]
-            next(plan.layout for plan in plans if isinstance(plan, Plan)).advance_(
-                [past for past in read if past.rows is None]
-            )
+        pasts = [] if state is None else [past for past in state.layers if isinstance(past, RetNetStateLayer)]
+        if pasts := [past for past in pasts if past.is_initialized and past.rows is None]:
+            next(plan.layout for plan in plans if isinstance(plan, Plan)).advance_(pasts)
         return self.norm(hidden_states)
 
     def plan(
