@@ -77,7 +77,7 @@ class Layout(OnDevice):
     @property
     def ages(self) -> TokenAges | None:
         """Returns the ages of the tokens. Computed once."""
-        if self._ages is None:
+        if self._ages is None and not (self.present is None and self.starts is None):
             self._ages = token_ages(self.present, self.starts, self.has_holes)
         return self._ages
 

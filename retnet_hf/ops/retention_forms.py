@@ -124,19 +124,21 @@ def repeat_heads(tensor: Tensor, heads: int) -> Tensor:
 
 
 def stack_queries(tensor: Tensor, heads: int) -> Tensor:
-    """Stacks queries (..., H, T, X) of the R heads that read one state, head after head: (..., M, R T, X)."""
-    return tensor if tensor.shape[-3] == heads else tensor.unflatten(-3, (heads, -1)).flatten(-3, -2)
+    """Stacks queries (B, H, ..., T, X) of the R heads that read one state, head after head: (B, M, ..., R T, X)."""
+    if tensor.shape[1] == heads:
+        return tensor
+    return tensor.unflatten(1, (heads, -1)).movedim(2, -3).flatten(-3, -2)
 
 
 def unstack_queries(rows: Tensor, heads: int) -> Tensor:
-    """Inverts `stack_queries`: (..., M, R T, X) -> (..., heads, T, X)."""
-    if rows.shape[-3] == heads:
+    """Inverts `stack_queries`: (B, M, ..., R T, X) -> (B, heads, ..., T, X)."""
+    if rows.shape[1] == heads:
         return rows
-    return rows.unflatten(-2, (heads // rows.shape[-3], -1)).flatten(-4, -3)
+    return rows.unflatten(-2, (heads // rows.shape[1], -1)).movedim(-3, 2).flatten(1, 2)
 
 
 def decay_rows(rows: Tensor, table: Tensor) -> Tensor:
-    """Multiplies stacked queries (..., M, R T, X) by a table (..., M, T, X|1) that all R heads share."""
+    """Multiplies stacked queries (B, M, ..., R T, X) by a table (B|1, M, ..., T, X|1) that all R heads share."""
     if rows.shape[-2] == table.shape[-2]:
         return rows * table
     if torch.compiler.is_compiling():  # compilers fuse this copy, but fail on `unflatten` of a dynamic T
@@ -288,6 +290,20 @@ class TokenAges(NamedTuple):
     absent: Tensor | None  # (B, 1, T, 1) bool: True for absent tokens
     has_holes: bool  # whether a token may be absent between two present tokens of a row
 
+    def of_chunks(self, tokens: slice, start: int, chunks: int, size: int) -> tuple["TokenAges", Tensor, Tensor | None]:
+        """Returns the ages and documents of N chunks, (B|1, N, C), and the age and document before each, (B|1, N, 1)."""
+        found = []
+        for marks in (self.age, self.document):
+            if marks is None:
+                found += [None, None]
+            elif chunks == 1:
+                found += [marks[:, None, tokens], pad(marks, (1, 0))[:, None, start : start + 1]]
+            else:
+                before = pad(marks, (1, 0))[:, start : start + chunks * size : size, None]
+                found += [marks[:, tokens].unflatten(1, (chunks, size)), before]
+        age, age_before, document, document_before = found
+        return self._replace(age=age, document=document), age_before, document_before
+
 
 def token_ages(mask: Tensor | None, reset: Tensor | None, has_holes: bool | None = None) -> TokenAges | None:
     """Returns the ages of tokens with mask (B, T) and reset (B|1, T), as in `recurrent_retention`."""
@@ -351,28 +367,28 @@ def choose_form(length: int, chunk_size: int) -> str:
 class Chunks(NamedTuple):
     """Chunks of C tokens that are computed together, with the powers of γ between their tokens.
 
-    Products are batched over all chunks and states: the first dimension of their operands is A = B N M. Dimensions B|1 and
+    Products are batched over all chunks and states: the first dimension of their operands is A = B M N. Dimensions B|1 and
     N|1 of decays are 1 if all sequences or chunks decay alike.
     """
 
-    rate: Tensor  # (M, 1, 1)  ln γ
-    plain: Tensor | None  # (M, C, C)  `inner` of chunks without documents and holes; None: not wanted
-    query: Tensor  # (B|1, N|1, M, C, 1)  from the state before the chunk to token n
-    key: Tensor  # (B|1, N|1, M, C, 1)  from token m to the state after the chunk
+    rate: Tensor  # (M, 1, 1, 1)  ln γ
+    plain: Tensor | None  # (1, M, 1, C, C)  `inner` of chunks without documents and holes; None: not wanted
+    query: Tensor  # (B|1, M, N|1, C, 1)  from the state before the chunk to token n
+    key: Tensor  # (B|1, M, N|1, C, 1)  from token m to the state after the chunk
     is_whole: bool  # whether one chunk holds the whole sequence
     bidirectional: bool  # whether `inner` is γ^|n-m|
     ages: TokenAges | None = None  # of the tokens of these chunks, with ages and documents (B|1, N, C)
     tokens: slice = slice(None)
-    shape: tuple[int, int, int] = (1, 1, 1)  # B, N, M
+    shape: tuple[int, int, int] = (1, 1, 1)  # B, M, N
     narrow: bool = False  # whether operands of products are bfloat16; results, decays and states never are
 
     def powers(self, distance: Tensor) -> Tensor:
-        """Returns γ to the power of distances (..., X, Y), as (..., M, X, Y)."""
-        return torch.exp(self.rate * distance.unsqueeze(-3).to(self.rate.dtype))
+        """Returns γ to the power of distances (B|1, N, X, Y), as (B|1, M, N, X, Y)."""
+        return torch.exp(self.rate * distance.unsqueeze(1).to(self.rate.dtype))
 
     @property
     def inner(self) -> Tensor | None:
-        """Returns the powers from token m to token n of a chunk, (B|1, N|1, M, C, C) or (M, C, C); 0 if n does not see m.
+        """Returns the powers from token m to token n of a chunk, (B|1, M, N|1, C, C), and 0 if n does not see m.
 
         They are computed here, so that only one block has a table of (C, C) for each chunk.
         """
@@ -384,15 +400,15 @@ class Chunks(NamedTuple):
             inner = self.powers(distance.abs()) if self.bidirectional else self.powers(distance.clamp(min=0)).tril()
         if ages.document is not None:
             others = ages.document[..., :, None] != ages.document[..., None, :]
-            inner = inner.masked_fill(others.unsqueeze(-3), 0)
+            inner = inner.masked_fill(others[:, None], 0)
         return inner
 
     def with_ages(self, ages: TokenAges, before: Tensor | int, document_before: Tensor | None = None) -> "Chunks":
         """Returns these chunks for tokens with `ages`, where (B|1, N, 1) tokens are `before` each chunk."""
         query, key = self.powers((ages.age - before)[..., None]), self.powers((ages.age[..., -1:] - ages.age)[..., None])
         if (document := ages.document) is not None:
-            query = query.masked_fill((document != document_before)[..., None, :, None], 0)
-            key = key.masked_fill((document != document[..., -1:])[..., None, :, None], 0)
+            query = query.masked_fill((document != document_before)[:, None, ..., None], 0)
+            key = key.masked_fill((document != document[..., -1:])[:, None, ..., None], 0)
         return self._replace(query=query, key=key, ages=ages)
 
     def blocks(
@@ -406,58 +422,40 @@ class Chunks(NamedTuple):
         narrow = narrow and multiplies_bfloat16(query.device)
         (batch, heads, length, _), chunk_size = query.shape, self.query.shape[-2]
         states = key.shape[1] if len(self.rate) == key.shape[1] else heads
-        parts, start, most = [(0, 1, length)] if self.is_whole else [], 0, length
+        most, blocks, start = length, [], 0
         if not (at_once or self.is_whole):
             on_cpu = query.device.type == "cpu"
             wanted = BLOCK_SIZE_ON_CPU * torch.get_num_threads() if on_cpu else BLOCK_SIZE_ELSEWHERE
             most = max(1, wanted // max(1, batch * heads * chunk_size))
-        while not self.is_whole and start < length:
-            parts.append((start, min(most, max(1, (length - start) // chunk_size)), min(chunk_size, length - start)))
-            start += parts[-1][1] * parts[-1][2]
-
-        def block(start: int, chunks: int, size: int) -> Chunks:
-            tokens = slice(None) if self.is_whole else slice(start, start + chunks * size)
-            own = self._replace(tokens=tokens, shape=(batch, chunks, states), narrow=narrow)
-            if not self.is_whole and size < chunk_size:
-                plain = None if self.plain is None else self.plain[:, :size, :size]
-                own = own._replace(plain=plain, query=self.query[..., :size, :], key=self.key[..., -size:, :])
-            if ages is None:
-                return own
-
-            def cut(
-                marks: Tensor,
-            ) -> tuple[Tensor, Tensor]:  # of the tokens, (B|1, N, C), and before each chunk, (B|1, N, 1)
-                before = pad(marks, (1, 0))
-                if chunks == 1:
-                    return marks[:, None, tokens], before[:, None, start : start + 1]
-                return marks[:, tokens].unflatten(1, (chunks, size)), before[:, tokens.start : tokens.stop : size, None]
-
-            age, before = cut(ages.age)
-            document, document_before = (None, None) if ages.document is None else cut(ages.document)
-            return own.with_ages(ages._replace(age=age, document=document), before, document_before)
-
-        return [block(*part) for part in parts]
+        while not (blocks and self.is_whole) and (self.is_whole or start < length):
+            chunks, size, tokens, plain, powers = 1, length, slice(None), self.plain, (self.query, self.key)
+            if not self.is_whole:
+                chunks, size = min(most, max(1, (length - start) // chunk_size)), min(chunk_size, length - start)
+                tokens = slice(start, start + chunks * size)
+            if size < chunk_size and not self.is_whole:
+                plain = None if plain is None else plain[..., :size, :size]
+                powers = self.query[..., :size, :], self.key[..., -size:, :]
+            shape = batch, states, chunks
+            block = Chunks(self.rate, plain, *powers, self.is_whole, self.bidirectional, None, tokens, shape, narrow)
+            blocks.append(block if ages is None else block.with_ages(*ages.of_chunks(tokens, start, chunks, size)))
+            start += chunks * size
+        return blocks
 
     def cut(self, tensor: Tensor) -> Tensor:
         """Returns these chunks of queries (B, H, T, X), as (A, R C, X), or of keys (B, G, T, X), as (A, C, X)."""
-        part = tensor[:, :, self.tokens]
-        return self.stack(part[:, None] if self.shape[1] == 1 else part.unflatten(2, (self.shape[1], -1)).transpose(1, 2))
-
-    def stack(self, part: Tensor) -> Tensor:
-        """Returns chunks of queries (B, N, H, C, X) as (A, R C, X), or of keys (B, N, G, C, X) as (A, C, X)."""
-        states = self.shape[2]
-        part = part.to(torch.bfloat16 if self.narrow else self.rate.dtype)
-        part = part.repeat_interleave(states // part.shape[2], dim=2) if part.shape[2] < states else part
-        return stack_queries(part, states).flatten(0, 2)
+        _, states, chunks = self.shape
+        part = tensor[:, :, self.tokens].to(torch.bfloat16 if self.narrow else self.rate.dtype)
+        part = repeat_heads(part, states) if part.shape[1] < states else part
+        part = part.unsqueeze(2) if chunks == 1 else part.unflatten(2, (chunks, -1))  # (B, H, N, C, X)
+        return (part if part.shape[1] == states else stack_queries(part, states)).flatten(0, 2)
 
     def join(self, part: Tensor, heads: int) -> Tensor:
-        """Inverts `stack`: (A, R C, X) -> (B, N, heads, C, X). Sums over the heads that share a key or a value."""
-        part = unstack_queries(part.unflatten(0, self.shape), max(heads, self.shape[2]))
-        return part if part.shape[2] == heads else part.unflatten(2, (heads, -1)).sum(3)
-
-    def write(self, output: Tensor, part: Tensor) -> None:
-        """Writes a `part` (A, R C, X) of the result to its place in `output`, (B, heads, T, X)."""
-        output[:, :, self.tokens].unflatten(2, (self.shape[1], -1)).copy_(self.join(part, output.shape[1]).transpose(1, 2))
+        """Inverts `cut`: (A, R C, X) -> (B, heads, N C, X). Sums over the heads that share a key or a value."""
+        part = part.unflatten(0, self.shape)
+        if heads > self.shape[1]:
+            part = unstack_queries(part, heads)
+        part = part.flatten(2, 3)
+        return part if part.shape[1] == heads else part.unflatten(1, (heads, -1)).sum(2)
 
     def product(
         self, left: Tensor, right: Tensor | None, table: Tensor | None = None, onto: Tensor | None = None
@@ -466,7 +464,7 @@ class Chunks(NamedTuple):
 
         Args:
             right: None for zeros. Then `onto` is returned.
-            table: factors of the product, powers of γ (..., M, X / R, Z|1).
+            table: factors of the product, powers of γ (B|1, M, N|1, X / R, Z|1).
             onto: (A, X, Z). The product is added to it in place.
         """
         if right is None:
@@ -480,7 +478,7 @@ class Chunks(NamedTuple):
         if table is not None and torch.compiler.is_compiling():
             product = decay_rows(product.unflatten(0, self.shape), table).flatten(0, 2)
         elif table is not None:
-            product.view(*self.shape, -1, table.shape[-2], product.shape[-1]).mul_(table.unsqueeze(-3))
+            product.view(*self.shape, -1, table.shape[-2], product.shape[-1]).mul_(table.unsqueeze(3))
         return product if onto is None else onto.add_(product)
 
     def scan(
@@ -504,24 +502,24 @@ class Chunks(NamedTuple):
             the state before each chunk, (A, K, V), or None if all are zero; and the state after the last chunk,
             (B, M, K, V), or None.
         """
-        chunks = self.shape[1]
+        chunks = self.shape[2]
         if chunks == 1 and not wanted:
             return None if state is None else state.flatten(0, 1), None
-        rows = decay_rows(rows.unflatten(0, self.shape), table).flatten(0, 2)
-        written = self.product(rows.mT, columns).unflatten(0, self.shape)  # (B, N, M, K, V)
+        rows = rows.unflatten(0, self.shape)
+        rows = (rows * table if rows.shape[-2] == table.shape[-2] else decay_rows(rows, table)).flatten(0, 2)
+        written = self.product(rows.mT, columns).unflatten(0, self.shape)  # (B, M, N, K, V)
         if state is None and chunks == 1:
-            return None, written[:, 0]
-        state = torch.zeros_like(written[:, 0]) if state is None else state
-        places = None
+            return None, written[:, :, 0]
+        state, places = torch.zeros_like(written[:, :, 0]) if state is None else state, None
         if chunks > 1 and not torch.is_grad_enabled() and not needs_autograd():
-            joint = torch.empty_like(written)  # each state is written to its final place, without a copy
-            places = joint.unbind(1)[:: -1 if backwards else 1]
-        decay = self.query[..., -1:, :].expand(-1, chunks, -1, -1, -1)  # (B|1, N, M, 1, 1)
-        parts = zip(written.unbind(1), decay.unbind(1))
-        before, state = states_between(list(parts)[:: -1 if backwards else 1], state, wanted, places)
+            before = torch.empty_like(written)  # each state is written to its final place, without a copy
+            places = before.unbind(2)[:: -1 if backwards else 1]
+        decay = self.query[..., -1:, :].expand(-1, -1, chunks, -1, -1)  # (B|1, M, N, 1, 1)
+        parts = list(zip(written.unbind(2), decay.unbind(2)))[:: -1 if backwards else 1]
+        states, state = states_between(parts, state, wanted, places)
         if places is None:
-            joint = torch.stack(before[:: -1 if backwards else 1], dim=1)
-        return joint.flatten(0, 2), state
+            before = torch.stack(states[:: -1 if backwards else 1], dim=2)
+        return before.flatten(0, 2), state
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, before: Tensor | None) -> Tensor:
         """Returns the output (A, R C, V) of stacked operands, with the state (A, K, V) before each chunk; None for zeros."""
@@ -570,9 +568,9 @@ def decay_tables(log_decay: Tensor, length: int, chunk_size: int | None = None, 
     """
     is_whole = chunk_size is None or (isinstance(length, int) and chunk_size >= length)
     place = torch.arange(length if is_whole else chunk_size, device=log_decay.device)
-    chunks = Chunks(log_decay.view(-1, 1, 1), None, place, place, is_whole, bidirectional)
-    inner = chunks.powers((place[:, None] - place).abs())
-    query, key = (chunks.powers(numbers[None, None, :, None]) for numbers in (place + 1, place.flip(0)))
+    chunks = Chunks(log_decay.view(-1, 1, 1, 1), None, place, place, is_whole, bidirectional)
+    inner = chunks.powers((place[:, None] - place).abs()[None, None])
+    query, key = chunks.powers((place + 1)[None, None, :, None]), chunks.powers(place.flip(0)[None, None, :, None])
     return chunks._replace(plain=inner if bidirectional else inner.tril(), query=query, key=key)
 
 
@@ -600,9 +598,9 @@ def blockwise_retention(
         before, state = block.scan(key_part, block.key, value_part, state, with_final or number < len(blocks))
         part = block.attend(query_part, key_part, value_part, before)
         if at_once:
-            parts.append(block.join(part, heads).transpose(1, 2).flatten(2, 3))
+            parts.append(block.join(part, heads))
         else:
-            block.write(output, part)
+            output[:, :, block.tokens] = block.join(part, output.shape[1])
     if at_once:
         output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
     return output if absent is None else output.masked_fill(absent, 0), state
@@ -676,12 +674,12 @@ def block_gradients(
 
         part = block.product(key_part, after, block.key)
         scores = block.product(query_part, key_part.mT, inner)
-        block.write(grad_value, block.product(scores.mT, gradient, onto=part))
+        grad_value[:, :, block.tokens] = block.join(block.product(scores.mT, gradient, onto=part), grad_value.shape[1])
         grad_scores = block.product(gradient, value_part.mT, inner)
         part = block.product(gradient, None if state is None else state.mT, block.query)
-        block.write(grad_query, block.product(grad_scores, key_part, onto=part))
+        grad_query[:, :, block.tokens] = block.join(block.product(grad_scores, key_part, onto=part), grad_query.shape[1])
         part = block.product(value_part, None if after is None else after.mT, block.key)
-        block.write(grad_key, block.product(grad_scores.mT, query_part, onto=part))
+        grad_key[:, :, block.tokens] = block.join(block.product(grad_scores.mT, query_part, onto=part), grad_key.shape[1])
     return grad_query, grad_key, grad_value, state_gradient
 
 

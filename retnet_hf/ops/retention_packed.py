@@ -191,7 +191,7 @@ def retention_of_documents(
             output of kernels for bfloat16 operands may be bfloat16.
     """
     operands = [tensor for tensor in (query, key, value, initial_states) if tensor is not None]
-    dtype, states = compute_dtype(*operands), state_heads(query, key, log_decay.numel())
+    dtype, heads, states = compute_dtype(*operands), query.shape[1], state_heads(query, key, log_decay.numel())
     if query.shape[0] != 1 or query.shape[2] != len(documents.places):
         raise ValueError(
             f"query must have one row of the {len(documents.places)} tokens of the documents, got {tuple(query.shape)}."
@@ -204,28 +204,26 @@ def retention_of_documents(
     log_decay, initial_states, parts = log_decay.to(dtype), initial_states.to(dtype), []
     for group in documents.groups:
         state = initial_states if documents.in_order else initial_states[group.documents]
-        chunks = [operand[0][:, group.tokens].transpose(0, 1) for operand in (query, key, value)]  # (A, ., C, .)
-        size, age = chunks[0].shape[2], torch.arange(1, chunks[0].shape[2] + 1, device=query.device)
+        rows = [operand[0][:, group.tokens].transpose(0, 1) for operand in (query, key, value)]  # (A, ., C, .)
+        count, size = group.tokens.shape
         if size == 1 and len(group.chunks) <= 1:  # documents of one token, and empty documents
-            after, empty = state[: len(group.count)].clone(), state[len(group.count) :]
-            output, _ = kernels.step_(*chunks, after, step_decay(log_decay))
+            after, empty = state[:count].clone(), state[count:]
+            output, _ = kernels.step_(*rows, after, step_decay(log_decay))
             after = torch.cat([after, empty]) if len(empty) else after
         elif kernels.complete:
             from ..gpu.packed_and_split_triton import chunks_triton
 
-            output, after = chunks_triton(*chunks, log_decay, group, state)
-        else:
+            output, after = chunks_triton(*rows, log_decay, group, state)
+        else:  # each chunk is a row of a batch, with a state of its own
+            place = torch.arange(size, device=query.device)
+            ages = TokenAges((place + 1).minimum(group.count[:, None])[:, None], None, None, False)
+            block = decay_tables(log_decay, size).with_ages(ages, 0)._replace(shape=(count, states, 1))
+            rows[1] = rows[1].masked_fill((place >= group.count[:, None])[:, None, :, None], 0)
             with without_autocast(query.device.type):
-                ages = TokenAges(torch.minimum(age, group.count[:, None])[None], None, None, False)
-                block = decay_tables(log_decay, size)._replace(shape=(1, len(group.count), states)).with_ages(ages, 0)
-                absent = (age > group.count[:, None])[:, None, :, None]
-                chunks[1] = chunks[1].masked_fill(absent, 0)
-                query_part, key_part, value_part = (block.stack(part[None]) for part in chunks)
-                written = block.product((key_part.unflatten(0, block.shape) * block.key).flatten(0, 2).mT, value_part)
-                written, decay = written.unflatten(0, (-1, states)), block.query[0, :, :, -1:]
-                before, after = states_between(group.rounds(written, decay), state)
-                before = torch.cat(before).flatten(0, 1)
-                output = block.join(block.attend(query_part, key_part, value_part, before), query.shape[1])[0]
+                query_part, key_part, value_part = (block.cut(row) for row in rows)
+                _, written = block.scan(key_part, block.key, value_part, None)
+                before, after = states_between(group.rounds(written, block.query[:, :, 0, -1:]), state)
+                output = block.join(block.attend(query_part, key_part, value_part, torch.cat(before).flatten(0, 1)), heads)
         parts.append((output.transpose(0, 1).flatten(1, 2), after))  # (H, A C, V)
     output = torch.cat([output for output, _ in parts], dim=1)[:, documents.places]
     after = parts[0][1] if documents.in_order else torch.cat([state for _, state in parts])[documents.order]

@@ -422,11 +422,11 @@ class SplitChunks(torch.autograd.Function):
         output = empty_output(value, query.shape[1], tables.rate.dtype)
         for block in blocks:  # runs during the exchange of states
             scores = block.product(block.cut(query), block.cut(key).mT, block.inner)
-            block.write(output, block.product(scores, block.cut(value)))
+            output[:, :, block.tokens] = block.join(block.product(scores, block.cut(value)), output.shape[1])
         before, final = arrived()
         for block, state in zip(blocks, _states_before(blocks, key, value, before)):
             read = block.product(block.cut(query), state, block.query)
-            output[:, :, block.tokens] += block.join(read, output.shape[1]).transpose(1, 2).flatten(2, 3)
+            output[:, :, block.tokens] += block.join(read, output.shape[1])
         ctx.save_for_backward(query, key, value, before)
         ctx.tables, ctx.ages, ctx.exchange, ctx.with_final = tables, ages, exchange, with_final
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype

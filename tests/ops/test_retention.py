@@ -409,7 +409,13 @@ def test_decay_tables_of_a_padded_batch_are_those_of_a_sequence_without_a_mask()
     assert padded.inner is tables.inner
     assert padded.query.numel() == padded.key.numel() == 8 * 8 * 4096
     mask[0, [310, 400]] = False
-    assert tables.blocks(*[torch.empty(8, 8, 4096, 1)] * 3, token_ages(mask, None), at_once=True)[0].inner.shape == (8, 16, 8, 256, 256)
+    assert tables.blocks(*[torch.empty(8, 8, 4096, 1)] * 3, token_ages(mask, None), at_once=True)[0].inner.shape == (
+        8,
+        8,
+        16,
+        256,
+        256,
+    )
 
 
 @pytest.mark.parametrize("chunk_size", [None, 16], ids=["parallel", "chunkwise"])
