@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from retnet_hf import MultiScaleRetention
-from retnet_hf.retnet.retention_mixer import RetNetRetention
+from retnet_hf.retnet.modeling_retnet import RetNetRetention
 
 from .measuring import Failure, PeakMemory, Spread, Turn, in_its_own_process, in_turns
 

@@ -42,8 +42,7 @@ from retnet_hf.modules.hooks import has_hooks
 from retnet_hf.ops.gradients import rotate_step
 from retnet_hf.ops.plan import Plan, Rotation
 from retnet_hf.ops.retention_forms import StepDecay, recurrent_step_
-from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetMLP
-from retnet_hf.retnet.retention_mixer import RetNetTokenMixer
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetMLP, RetNetTokenMixer
 from retnet_hf.state.retention_state import RetNetStateLayer
 
 from .changed_modules import ModuleSnapshot

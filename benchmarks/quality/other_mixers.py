@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from retnet_hf.retnet.retention_mixer import RetNetRetention
+from retnet_hf.retnet.modeling_retnet import RetNetRetention
 
 from .rwkv_sums import weighted_sum
 

@@ -23,7 +23,6 @@ from transformers.utils.output_capturing import OutputRecorder
 from ..modules.layers import RetNetRMSNorm
 from ..ops.gradients import gated
 from ..ops.plan import HALF_PRECISION, Plan, Rotation
-from ..retnet.decay_and_rotation import RetNetRotaryEmbedding
 from ..retnet.modeling_retnet import (
     RetNetDecoderLayer,
     RetNetForCausalLM,
@@ -34,8 +33,10 @@ from ..retnet.modeling_retnet import (
     RetNetMLP,
     RetNetModel,
     RetNetPreTrainedModel,
+    RetNetRetention,
+    RetNetRotaryEmbedding,
+    RetNetTokenMixer,
 )
-from ..retnet.retention_mixer import RetNetRetention, RetNetTokenMixer
 from .configuration_hybrid import RetNetHybridConfig
 from .experts import Experts, MixtureOfExperts, Router, draw_experts, loss_and_routing
 from .head_modules import GroupRMSNorm, LearnedRotation
@@ -84,8 +85,7 @@ class RetNetAttention(RetNetTokenMixer):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, T, D), and the weights (B, H, T, S) if the implementation returns them."""
         past = None if state is None else state.layers[self.layer_idx]
-        query, key, value = self.heads(hidden_states)
-        query, key = plan.rotate(query, key)
+        query, key, value = self.operands(hidden_states, plan)
         output, weights = plan.attend(self, query, key, value, past, scaling=self.head_dim**-0.5, **kwargs)
         output = output.flatten(2)
         output = output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn)

@@ -13,8 +13,7 @@ from ..state.retention_state import RetNetState
 from ..state.state_file import first_tokens_of
 from ..state.stream_state import StreamState, check_call, part_of
 from .configuration_retnet import RetNetConfig
-from .decay_and_rotation import PlansRetention
-from .retention_mixer import RetNetRetention
+from .modeling_retnet import PlansRetention, RetNetRetention
 
 
 # Fields of RetNetConfig that a retention layer reads.

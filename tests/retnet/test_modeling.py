@@ -1,13 +1,14 @@
 """RetNetModel: every option in every form, the paper's initialisation, retention maps, gradients through the state."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from small_models import a_state_for_each_head, close, random_ids, small_model
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetModel, RetNetState
-from retnet_hf.retnet.retention_mixer import RetNetRetention
+from retnet_hf.retnet.modeling_retnet import RetNetRetention
 
 
 FORMS = ("parallel", "recurrent", "chunkwise", "auto")
@@ -224,8 +225,11 @@ def test_fan_in_begins_with_queries_and_keys_of_the_size_that_they_have_without_
         torch.manual_seed(0)
         config = RetNetConfig.from_preset("tiny", use_qk_norm=use_qk_norm, feature_map=None, use_rotary=False, **sizes)
         model = RetNetForCausalLM(config)
+        unrotated = SimpleNamespace(rotate=lambda query, key: (query, key))
         model.model.layers[0].retention.register_forward_pre_hook(
-            lambda layer, args: found.append([part.square().mean().sqrt().item() for part in layer.heads(args[0])[:2]])
+            lambda layer, args: found.append(
+                [part.square().mean().sqrt().item() for part in layer.operands(args[0], unrotated)[:2]]
+            )
         )
         model(tokens)
     assert found[0] == pytest.approx([3**-0.5] * 2, rel=1e-4)
