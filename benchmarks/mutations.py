@@ -111,8 +111,9 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "state_file": (
-        "state state_algebra",
+        "state state_algebra stream_state",
         [
+            ("if tensor.shape != shapes[name] or tensor.dtype not in allowed:", "if False:"),
             ('if metadata.get("sha256") != _checksum(metadata, tensors):', "if False:"),
             ("os.replace(partial, path)", "partial.rename(path); 1 / 0"),
             ("if foreign := sorted(set(tensors) - set(expected)):", "if foreign := []:"),
@@ -184,7 +185,6 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
                 "if not all(holder.is_initialized for state in states",
                 "if False and all(holder.is_initialized for state in states",
             ),
-            ("if tensor.shape != shapes[name] or tensor.dtype not in dtypes:", "if False:"),
             ("if layer not in self.parts:", "if False:"),
         ],
     ),
