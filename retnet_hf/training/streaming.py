@@ -61,15 +61,10 @@ def segments(tokens: Tensor | Iterable, segment_length: int) -> Iterator[Tensor]
         return
     if isinstance(tokens, str):
         raise TypeError("tokens must be ids, got a str. Tokenize the text first.")
-    ids = itertools.chain.from_iterable(_ids(piece) for piece in tokens)
+    pieces = (piece.flatten().tolist() if isinstance(piece, Tensor) else piece for piece in tokens)
+    ids = itertools.chain.from_iterable([int(each)] if isinstance(each, numbers.Integral) else each for each in pieces)
     while segment := list(itertools.islice(ids, segment_length)):
         yield torch.tensor([segment])
-
-
-def _ids(piece: int | Iterable[int]) -> Iterable[int]:
-    if isinstance(piece, Tensor):
-        return piece.flatten().tolist()
-    return [int(piece)] if isinstance(piece, numbers.Integral) else piece
 
 
 @torch.no_grad()
@@ -102,9 +97,8 @@ def score_stream(
             segment = segment.to(model.device)
             logits = model(segment, cache=state, use_cache=True).logits[0]  # (S, vocabulary)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            targets = segment[0]
             scores = logits[:-1] if last_logits is None else torch.cat([last_logits, logits[:-1]])
-            targets = targets[1:] if last_logits is None else targets
+            targets = segment[0, 1:] if last_logits is None else segment[0]
             log_likelihood -= F.cross_entropy(scores, targets, reduction="sum").double().item()
             predicted += len(targets)
             last_logits = logits[-1:]
@@ -195,21 +189,17 @@ class CarryState(TrainerCallback):
         self.state, self._own = None, dataset.streams[first : first + batch_size]
         if _is_within_epoch(state):
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            whole = self._load(folder, model)
+            any_file = next(folder.glob(f"{Path(self.FILE).stem}*"), None)
+            if any_file is None:
+                raise ValueError(f"{folder} has no {self.FILE}, so it was not written by a run with CarryState.")
+            processes = re.search(r"-of-(\d+)", any_file.name)
+            files = self._files_of(folder, int(processes[1]) if processes else 1)
+            whole = RetNetState.concatenate(
+                RetNetState.load(file, model.config, model.device, other_weights=True) for file in files
+            )
             if whole.layers[0].batch_size != streams:
                 raise ValueError(f"{folder} has the state of {whole.layers[0].batch_size} rows, but this run has {streams}.")
             self.state = whole.select(list(range(first, first + batch_size)))
-
-    def _load(self, folder: Path, model: nn.Module) -> RetNetState:
-        """Returns the state of all rows, from the files of any number of processes."""
-        any_of_them = next(self._files(folder), None)
-        if any_of_them is None:
-            raise ValueError(f"{folder} has no {self.FILE}, so it was not written by a run with CarryState.")
-        of_several = re.search(r"-of-(\d+)", any_of_them.name)
-        files = self._files_of(folder, int(of_several[1]) if of_several else 1)
-        return RetNetState.concatenate(
-            RetNetState.load(file, model.config, model.device, other_weights=True) for file in files
-        )
 
     def on_epoch_begin(self, args, state, control, **kwargs) -> None:
         if not _is_within_epoch(state):  # a resumed run continues within an epoch, with the loaded state
@@ -233,12 +223,8 @@ class CarryState(TrainerCallback):
         own = self._files_of(folder, args.world_size)
         self.state.save(own[args.process_index])
         if args.process_index == 0:  # removes files that a run with another number of processes wrote here earlier
-            for file in set(self._files(folder)) - set(own):
+            for file in set(folder.glob(f"{Path(self.FILE).stem}*")) - set(own):
                 file.unlink()
-
-    def _files(self, folder: Path) -> Iterator[Path]:
-        """Returns all state files in the folder."""
-        return folder.glob(f"{Path(self.FILE).stem}*")
 
     def _files_of(self, folder: Path, processes: int) -> list[Path]:
         """Returns the state files of a run with `processes` processes, in order."""
