@@ -72,16 +72,20 @@ class StateLayer(CacheLayerMixin):
         """Drops the record and, if `record_past` is set, starts a new one."""
 
     @abstractmethod
-    def fill_(self, *saved: Tensor) -> None:
-        """Replaces the state by the attributes that `SAVED` names."""
-
-    @abstractmethod
     def join_(self, layers: list[Any]) -> None:
         """Replaces the rows by the rows of all `layers`, one layer after the other."""
 
     def saved(self) -> list[Tensor | None]:
         """Returns the attributes that form the state."""
         return [getattr(self, name) for name in self.SAVED]
+
+    def fill_(self, *saved: Tensor) -> None:
+        """Replaces the state by the attributes that `SAVED` names. Ends the record of the past."""
+        for name, tensor in zip(self.SAVED, saved):
+            setattr(self, name, tensor)
+        self.lazy_initialization(saved[0])
+        self.record_past = False
+        self._start_record()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
         """Sets the dtype and device of the state from `key_states`."""
@@ -136,11 +140,11 @@ class StateLayer(CacheLayerMixin):
 
     def to_(self, target: torch.device | str | torch.dtype) -> None:
         """Moves the state to another device or casts it to another dtype."""
-        if isinstance(target, torch.dtype):
-            self._map(lambda tensor: tensor.to(target) if tensor.is_floating_point() else tensor)
+        is_dtype = isinstance(target, torch.dtype)
+        self._map(lambda tensor: tensor.to(target) if not is_dtype or tensor.is_floating_point() else tensor)
+        if is_dtype:
             self.dtype = target
         else:
-            self._map(lambda tensor: tensor.to(target))
             self.device = torch.device(target)
         self.cumulative_length = self.cumulative_length.to(self.device)
 
@@ -152,15 +156,12 @@ class StateLayer(CacheLayerMixin):
             self._map(lambda tensor: tensor.to(self.device, non_blocking=True))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Replaces row i by row beam_idx[i], for all i."""
         self._map(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeats every row `repeats` times, side by side."""
         self._map(lambda rows: rows.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keeps only the rows `indices`."""
         self._map(lambda rows: rows[indices.to(rows.device)])
 
     def reset_rows(self, rows: Tensor) -> None:
@@ -188,8 +189,7 @@ class StateLayer(CacheLayerMixin):
 
     def __deepcopy__(self, memo: dict) -> Any:
         """Returns an independent, detached copy."""
-        twin = copy.copy(self)
-        memo[id(self)] = twin
+        twin = memo[id(self)] = copy.copy(self)
         twin.__dict__ = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), vars(self))
         return twin
 
@@ -337,12 +337,6 @@ class RetNetStateLayer(StateLayer):
         self._recorded, self.last_ids = [], None
         past = (self.recurrent_states, self.next_position) if self.record_past and self.is_initialized else (None, None)
         self._recorded_from = tuple(None if tensor is None else tensor.clone() for tensor in past)
-
-    def fill_(self, recurrent_states: Tensor, next_position: Tensor, cumulative_length: Tensor) -> None:
-        self.recurrent_states, self.next_position = recurrent_states, next_position
-        self.cumulative_length = cumulative_length
-        self.lazy_initialization(recurrent_states)
-        self._recorded, self._recorded_from, self.record_past = [], (None, None), False
 
     def join_(self, layers: "list[RetNetStateLayer]") -> None:
         device, dtype = self.device, self.dtype
@@ -610,8 +604,7 @@ class RetNetState(Cache):
         for layer in self.layers:
             if isinstance(target, torch.dtype) and not isinstance(layer, RetNetStateLayer):
                 continue  # keys and values keep the model's dtype
-            held = layer.saved()[0] if layer.is_initialized else None
-            if held is not None and held.to(target) is not held:
+            if layer.is_initialized and layer.saved()[0].to(target) is not layer.saved()[0]:
                 layer.to_(target)
         return self
 
@@ -635,9 +628,9 @@ class RetNetState(Cache):
             raise ValueError(f"dtype must be one of {', '.join(map(str, STATE_DTYPES))}, got {dtype}.")
         state = cls(config)
         for index, layer in enumerate(state.layers):
-            shape = (sequences, *config.state_shape(index))
             position, length = (torch.zeros(size, dtype=torch.int64, device=device) for size in ((sequences,), ()))
-            layer.fill_(torch.zeros(shape, dtype=dtype, device=device), position, length)
+            matrices = torch.zeros(sequences, *config.state_shape(index), dtype=dtype, device=device)
+            layer.fill_(matrices, position, length)
         return state
 
     def select(self, rows: Tensor | list[int]) -> "RetNetState":
