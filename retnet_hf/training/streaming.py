@@ -189,17 +189,20 @@ class CarryState(TrainerCallback):
         self.state, self._own = None, dataset.streams[first : first + batch_size]
         if _is_within_epoch(state):
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            any_file = next(folder.glob(f"{Path(self.FILE).stem}*"), None)
-            if any_file is None:
-                raise ValueError(f"{folder} has no {self.FILE}, so it was not written by a run with CarryState.")
-            processes = re.search(r"-of-(\d+)", any_file.name)
-            files = self._files_of(folder, int(processes[1]) if processes else 1)
-            whole = RetNetState.concatenate(
-                RetNetState.load(file, model.config, model.device, other_weights=True) for file in files
-            )
+            whole = self._load(folder, model)
             if whole.layers[0].batch_size != streams:
                 raise ValueError(f"{folder} has the state of {whole.layers[0].batch_size} rows, but this run has {streams}.")
             self.state = whole.select(list(range(first, first + batch_size)))
+
+    def _load(self, folder: Path, model: nn.Module) -> RetNetState:
+        """Returns the state of all rows, from the files of any number of processes."""
+        any_file = next(folder.glob(f"{Path(self.FILE).stem}*"), None)
+        if any_file is None:
+            raise ValueError(f"{folder} has no {self.FILE}, so it was not written by a run with CarryState.")
+        processes = re.search(r"-of-(\d+)", any_file.name)
+        files = self._files_of(folder, int(processes[1]) if processes else 1)
+        states = [RetNetState.load(file, model.config, model.device, other_weights=True) for file in files]
+        return RetNetState.concatenate(states)
 
     def on_epoch_begin(self, args, state, control, **kwargs) -> None:
         if not _is_within_epoch(state):  # a resumed run continues within an epoch, with the loaded state
