@@ -100,7 +100,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("tuple(rows(tensor) for tensor in self._recorded_from)", "self._recorded_from"),
             ("torch.stack([layer.cumulative_length.to(device) for layer in layers]).max()", "layers[0].cumulative_length"),
             ("if origin.state_fingerprint != config.state_fingerprint:", "if False:"),
-            ("if None not in (own, theirs) and not is_of_same_weights(own, theirs):", "if False:"),
+            ("if may_differ and not is_of_same_weights(weights_mark(model), self.weights_mark):", "if False:"),
             ("is_same and all(first.fits(model)", "is_same or all(first.fits(model)"),
             ("past = cache if use_cache else borrowed(cache)", "past = cache"),
             ("self.recurrent_states = self.next_position = None  # releases", "pass  # releases"),

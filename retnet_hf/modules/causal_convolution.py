@@ -43,9 +43,8 @@ class CausalConv1d(nn.Conv1d):
 
         Args:
             hidden_states: (B, T, C).
-            state: what the rows have read before. The call updates it in place. None: the rows begin and end with this call.
-            mask: (B, T), False or 0 where a token is absent. The others are convolved as if it were not there, and its
-                output has no meaning.
+            state: what the rows have read before, updated in place. None: the rows begin and end with this call.
+            mask: (B, T), False or 0 where a token is absent. It changes no other token, and its output has no meaning.
 
         Returns:
             output (B, T, out_channels), and the state that was passed.

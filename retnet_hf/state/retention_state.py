@@ -25,7 +25,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from ..ops.plan import Plan
 from ..ops.retention_forms import retention
 from .state_file import (
-    OF_NO_WEIGHTS,
+    STALE_MARK,
     STATE_DTYPES,
     FirstTokens,
     check_names,
@@ -43,10 +43,10 @@ class StateLayer(CacheLayerMixin):
     """The state of one layer, with a row for each sequence.
 
     Attributes:
-        SAVED: names of the attributes that form the state. The first attribute is None before the first token.
+        SAVED: names of the attributes that form the state. Only the last, cumulative_length, has no rows.
         next_position: (B,) int64, the position of the next token. Rows differ if tokens were padding.
-        cumulative_length: 0-dim int64, number of columns read, including padding, as in every cache of transformers. It is a
-            tensor, because with a Python number a compiled decode step would be recompiled for every token.
+        cumulative_length: 0-dim int64, number of columns read, including padding. With a Python number, a compiled decode
+            step would be recompiled for every token.
         record_past: whether the past is recorded, so that tokens can be removed.
         borrowed: whether another layer owns the tensors, so that they must not be overwritten.
         supports_packed_documents: whether packed documents may continue from rows of this layer.
@@ -176,7 +176,7 @@ class StateLayer(CacheLayerMixin):
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         """Applies `change` to every tensor that has a row for each sequence, including recorded tensors."""
-        for name in (*self.SAVED[:-1], "last_ids") if self.is_initialized else ():  # cumulative_length has no rows
+        for name in (*self.SAVED[:-1], "last_ids") if self.is_initialized else ():
             tensor = getattr(self, name)
             if tensor is not None:
                 setattr(self, name, change(tensor))
@@ -305,8 +305,7 @@ class RetNetStateLayer(StateLayer):
         """Removes the last `-tokens_to_remove` tokens (a number ≤ 0) and starts a new record.
 
         Raises:
-            RuntimeError: if nothing, or fewer tokens, were recorded.
-            ValueError: for a positive argument.
+            RuntimeError: if nothing, or fewer tokens, were recorded. ValueError: for a positive argument.
         """
         recorded = sum(call.key.shape[2] for call in self._recorded)
         removed = self.checked_removal(tokens_to_remove, recorded)
@@ -320,7 +319,7 @@ class RetNetStateLayer(StateLayer):
                 mask, reset = (None if marks is None else marks[:, :kept] for marks in (call.mask, call.reset))
                 key, value = call.key[:, :, :kept], call.value[:, :, :kept]
                 query = key.new_zeros(key.shape[0], call.log_decay.shape[0], *key.shape[2:])
-                _, state = retention(query, key, value, call.log_decay, state, mask, reset)
+                _, state = retention(query, key, value, call.log_decay.to(key.device), state, mask, reset)
                 position = call.next_position[:, kept - 1].expand(key.shape[0])
             if state is None:  # the record started before the first token
                 state, position = torch.zeros_like(self.recurrent_states), torch.zeros_like(self.next_position)
@@ -345,11 +344,6 @@ class RetNetStateLayer(StateLayer):
             torch.cat([layer.next_position.to(device) for layer in layers]),
             torch.stack([layer.cumulative_length.to(device) for layer in layers]).max(),
         )
-
-    def to_(self, target: torch.device | str | torch.dtype) -> None:
-        super().to_(target)
-        if not isinstance(target, torch.dtype):
-            self._recorded = [call._replace(log_decay=call.log_decay.to(target)) for call in self._recorded]
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         def rows(tensor: Tensor | None) -> Tensor | None:
@@ -380,11 +374,7 @@ def require_retention_alone(config: PreTrainedConfig) -> None:
 
 
 def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
-    """Replaces the layers of an empty `DynamicCache` or `StaticCache`, created with or without a config. Returns the cache.
-
-    Raises:
-        ValueError: if the cache already holds keys and values, or the state of another RetNet.
-    """
+    """Replaces the layers of an empty `DynamicCache` or `StaticCache`, and returns it. Raises ValueError for others."""
     layers = config.num_hidden_layers
     if len(cache.layers) == layers and all(isinstance(layer, StateLayer) for layer in cache.layers):
         origin = getattr(cache, "config", config)
@@ -518,36 +508,31 @@ class RetNetState(Cache):
         """Returns the mark of the weights that computed this state, or None if unknown. See `state_file.weights_mark`.
 
         If the model was changed after it computed the state, returns a mark that fits no model. The model is compared here,
-        and not in its calls: with the mark of a loaded state, and by its outputs for the first tokens of the text. States
-        that were begun by compiled calls or by packed documents with `cu_seq_lens_q`, or updated in training, have no such
-        outputs. A change of weights that does not affect these outputs is not noticed.
+        and not in its calls, by its outputs for the first tokens of the text. Compiled calls, packed documents with
+        `cu_seq_lens_q`, and training keep no such outputs. A change that does not affect these outputs is not noticed.
         """
         model = None if self._writer is None else self._writer()
         mark = self._mark if model is None else weights_mark(model)
         if model is None or mark is None:
             return mark
-        is_same = self._mark is None or is_of_same_weights(mark, self._mark)
-        return mark if is_same and all(first.fits(model) for first in self.first_tokens) else OF_NO_WEIGHTS
+        is_same = is_of_same_weights(mark, self._mark)
+        return mark if is_same and all(first.fits(model) for first in self.first_tokens) else STALE_MARK
 
     def require_weights(self, model: nn.Module, alone: bool = False) -> None:
-        """Stores which model updates the state.
+        """Stores which model updates the state. Raises ValueError if other weights computed it before it was loaded.
 
         Args:
-            alone: whether to refuse a state that a model with other weights has updated in this process.
-
-        Raises:
-            ValueError: if the state was loaded from a file and computed by other weights, or by `alone`.
+            alone: whether to refuse also a state that a model with other weights has updated in this process.
         """
         writer, model = None if self._writer is None else self._writer(), network_of(model)
         if writer is model:
             return
-        if self._mark is not None or (alone and writer is not None and self.batch_size > 0):
-            own, theirs = weights_mark(model), self.weights_mark
-            if None not in (own, theirs) and not is_of_same_weights(own, theirs):
-                raise ValueError(
-                    f"the state was computed by a {type(model).__name__} with other weights, or with other active adapters. "
-                    "If you know that it fits, save it, and load it with RetNetState.load(..., other_weights=True)."
-                )
+        may_differ = self._mark is not None or (alone and writer is not None and self.batch_size > 0)
+        if may_differ and not is_of_same_weights(weights_mark(model), self.weights_mark):
+            raise ValueError(
+                f"the state was computed by a {type(model).__name__} with other weights, or with other active adapters. "
+                "If you know that it fits, save it, and load it with RetNetState.load(..., other_weights=True)."
+            )
         self._writer = weakref.ref(model)
 
     def require_read(self, input_ids: Tensor) -> None:
@@ -640,12 +625,9 @@ class RetNetState(Cache):
         return twin
 
     def reset_rows(self, rows: Tensor) -> None:
-        """Resets some rows, without reading the values of `rows` in Python. Drops the record of the past.
+        """Resets the rows that are True in `rows`, (B,) bool, without reading its values in Python.
 
-        Retention layers are changed in place if no gradient is recorded, as in a call of the model.
-
-        Args:
-            rows: (B,) bool, True for a row that forgets what it has read.
+        Drops the record of the past. Retention layers are changed in place if no gradient is recorded, as in a call.
 
         Raises:
             ValueError: if the number of rows differs from the number in the state.
@@ -680,22 +662,20 @@ class RetNetState(Cache):
         joint = states[0].clone()
         joint.first_tokens = joint_first_tokens(states)
         if any((state._writer, state._mark) != (joint._writer, joint._mark) for state in states):
-            marks = [mark for state in states if (mark := state.weights_mark) is not None]
-            are_same = all(is_of_same_weights(mark, marks[0]) for mark in marks)
-            joint._mark = next(iter(marks), None) if are_same else OF_NO_WEIGHTS
+            marks = [state.weights_mark for state in states]
+            joint._mark = next((mark for mark in marks if mark is not None), None)
+            if not all(is_of_same_weights(mark, joint._mark) for mark in marks):
+                joint._mark = STALE_MARK
             joint._writer, joint.first_tokens = None, ()
         for index, layer in enumerate(joint.layers):
             layer.join_([state.layers[index] for state in states])
         return joint
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the state to one safetensors file with a checksum and a mark of the weights, completely or not at all.
-
-        The record of the past is not saved.
+        """Writes the state, without a record of the past, to one safetensors file, completely or not at all.
 
         Raises:
-            ValueError: if the state has read nothing, or if it is one rank's part of a tensor parallel model's state, with
-                some of the heads.
+            ValueError: if the state has read nothing, or has only one tensor parallel rank's share of the heads.
         """
         if any(not layer.is_initialized for layer in self.layers):
             raise ValueError("a state with a layer that has read nothing cannot be saved.")

@@ -32,7 +32,7 @@ DTYPES = {"recurrent_states": STATE_DTYPES, **dict.fromkeys(("keys", "values", "
 FORMATS = {"RetNetState": "retnet_hf.RetNetState/3", "StreamState": "retnet_hf.StreamState/1"}
 MARKED_VALUES, MARKED_ROWS = 4096, 64  # number of evenly spaced values per weight, and of rows of embeddings
 NUM_FIRST_TOKENS, MAX_TEXTS = 4, 8
-OF_NO_WEIGHTS = json.dumps({"dtypes": [], "sums": []})  # a mark that fits no model
+STALE_MARK = json.dumps({"dtypes": [], "sums": []})  # fits no model: the weights have changed since they computed a state
 
 
 def network_of(model: nn.Module) -> nn.Module:
@@ -109,10 +109,10 @@ class FirstTokens(NamedTuple):
 def first_tokens_of(
     module: nn.Module, outputs: Tensor, mask: Tensor | None, /, **inputs: Tensor | None
 ) -> tuple[FirstTokens, ...]:
-    """Copies the first tokens of one row of a call, from inputs and outputs (B, T, ...) and a mask (B, T).
+    """Copies the first tokens of a call from inputs and outputs (B, T, ...), and the mask (B, T), which is also in inputs.
 
-    The row is that with the fewest absent tokens at its beginning, and those are left out. `inputs` contain the mask, too.
-    Returns nothing in compiled calls, nor in training, where the weights change between the calls that read one text.
+    They are of the row with the fewest absent tokens at its beginning, from its first present token. Returns nothing in
+    compiled calls, nor in training, where the weights change between the calls that read one text.
     """
     if needs_autograd() or module.training:
         return ()
@@ -140,8 +140,10 @@ def joint_first_tokens(states: Iterable[Any]) -> tuple[FirstTokens, ...]:
     return tuple({id(first): first for state in states for first in state.first_tokens}.values())[-MAX_TEXTS:]
 
 
-def is_of_same_weights(mark: str, other: str) -> bool:
-    """Returns whether two marks belong to equal weights, apart from rounding to different dtypes."""
+def is_of_same_weights(mark: str | None, other: str | None) -> bool:
+    """Returns whether two marks belong to equal weights, apart from rounding to different dtypes. None fits every mark."""
+    if mark is None or other is None:
+        return True
     try:
         first, second = json.loads(mark), json.loads(other)
         if len(first["sums"]) != len(second["sums"]):
@@ -154,17 +156,12 @@ def is_of_same_weights(mark: str, other: str) -> bool:
 
 
 def write_state_file(
-    path: str | os.PathLike,
-    tensors: dict[str, Tensor],
-    fingerprint: str,
-    mark: str | None,
-    class_name: str = "RetNetState",
+    path: str | os.PathLike, tensors: dict[str, Tensor], fingerprint: str, mark: str | None, class_name: str = "RetNetState"
 ) -> None:
     """Writes a state, completely or not at all. If the path is a link, replaces the file that it points to.
 
     Args:
-        tensors: by name, such as "layers.0.recurrent_states". fingerprint: `state_fingerprint`. mark: `weights_mark`.
-        class_name: the class of the state, a key of `FORMATS`.
+        tensors: by name, such as "layers.0.recurrent_states". class_name: the class of the state, a key of `FORMATS`.
 
     Raises:
         ValueError: if the path exists and is not a file.
@@ -172,7 +169,7 @@ def write_state_file(
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a file, so no state can be saved there.")
-    if mark == OF_NO_WEIGHTS:
+    if mark == STALE_MARK:
         logger.warning(
             f"{path} will only load with other_weights=True: the model's weights or active adapters have changed since it "
             "computed the state."
@@ -192,10 +189,7 @@ def write_state_file(
 
 
 def read_state_file(
-    path: str | os.PathLike,
-    fingerprint: str,
-    check: Callable[[dict[str, Tensor]], None],
-    class_name: str = "RetNetState",
+    path: str | os.PathLike, fingerprint: str, check: Callable[[dict[str, Tensor]], None], class_name: str = "RetNetState"
 ) -> tuple[dict[str, Tensor], str | None]:
     """Returns the tensors that `write_state_file` wrote, and the mark of the weights. The arguments are the same.
 
@@ -246,16 +240,9 @@ def check_names(path: str | os.PathLike, tensors: Collection[str], expected: Col
 
 
 def check_tensors(
-    path: str | os.PathLike,
-    tensors: dict[str, Tensor],
-    shapes: dict[str, tuple[int, ...]],
-    one_dtype: bool = False,
+    path: str | os.PathLike, tensors: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], one_dtype: bool = False
 ) -> None:
-    """Raises ValueError for a tensor of another shape or dtype, or with values that no state has.
-
-    Args:
-        shapes: expected shapes by name. one_dtype: whether tensors with one name have one dtype in all layers.
-    """
+    """Raises ValueError for tensors of other shapes or dtypes, or of several dtypes in a part, or values of no state."""
     found = {name.rpartition(".")[2]: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
     for name, tensor in tensors.items():
         part = name.rpartition(".")[2]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .retention_state import RetNetState, StateLayer, checked_rows, row_indices
 from .state_file import (
-    OF_NO_WEIGHTS,
+    STALE_MARK,
     FirstTokens,
     check_names,
     check_tensors,
@@ -183,14 +183,11 @@ class StreamState:
             {layer: type(part).concatenate([state[layer] for state in states]) for layer, part in states[0].parts.items()}
         )
         marks = {state._mark for state in states} - {None}
-        joint._mark = OF_NO_WEIGHTS if len(marks) > 1 else next(iter(marks), None)
+        joint._mark = STALE_MARK if len(marks) > 1 else next(iter(marks), None)
         return joint
 
     def reset_rows(self, rows: Tensor) -> None:
-        """Resets some rows, without reading the values of `rows` in Python.
-
-        Args:
-            rows: (B,) bool, True for a row that forgets what it has read.
+        """Resets the rows that are True in `rows`, (B,) bool, without reading its values in Python.
 
         Raises:
             ValueError: if the number of rows differs from the number in the state.
@@ -244,9 +241,9 @@ class StreamState:
         if not all(holder.is_initialized for holder in holders.values()):
             raise ValueError("a state with a layer that has read nothing cannot be saved.")
         mark = weights_mark(model)
-        is_same = None in (mark, self._mark) or is_of_same_weights(mark, self._mark)
+        is_same = is_of_same_weights(mark, self._mark)
         if not (is_same and all(first.fits(layer) for layer, part in self.parts.items() for first in part.first_tokens)):
-            mark = OF_NO_WEIGHTS
+            mark = STALE_MARK
         tensors = {f"{name}.{part}": getattr(holder, part) for name, holder in holders.items() for part in holder.SAVED}
         write_state_file(path, tensors, self.fingerprint, mark, "StreamState")
 
@@ -272,11 +269,10 @@ class StreamState:
             check_tensors(path, tensors, state._shapes(batch))
 
         tensors, mark = read_state_file(path, state.fingerprint, check, "StreamState")
-        own = weights_mark(model)
-        is_same = None in (own, mark) or is_of_same_weights(own, mark)
+        is_same = is_of_same_weights(weights_mark(model), mark)
         if not is_same and not other_weights:
             raise ValueError(f"{path} was saved by a model with other weights. other_weights=True loads it all the same.")
-        state._mark = mark if is_same else OF_NO_WEIGHTS
+        state._mark = mark if is_same else STALE_MARK
         for name, holder in state._holders().items():
             holder.fill_(*(tensors[f"{name}.{tensor}"].to(device) for tensor in holder.SAVED))
         return state

@@ -69,17 +69,13 @@ def segments(tokens: Tensor | Iterable, segment_length: int) -> Iterator[Tensor]
 
 @torch.no_grad()
 def score_stream(
-    model: PreTrainedModel,
-    tokens: Tensor | Iterable,
-    segment_length: int = 4096,
-    state: Cache | None = None,
+    model: PreTrainedModel, tokens: Tensor | Iterable, segment_length: int = 4096, state: Cache | None = None
 ) -> StreamScore:
     """Returns the exact log-likelihood of a stream of any length, with memory that does not depend on the length.
 
     Args:
         model: a causal language model with a constant-size state. It is set to eval mode during the call.
-        tokens: a tensor of ids, or any iterable (such as a generator) of ids or of sequences of ids.
-        segment_length: tokens read at a time. The score does not depend on it.
+        tokens: as in `segments`. segment_length: tokens read at a time. The score does not depend on it.
         state: the state after earlier tokens; updated in place. The first token is then not scored, since its logits were
             an output of the earlier call.
 
