@@ -140,13 +140,13 @@ class StateLayer(CacheLayerMixin):
 
     def to_(self, target: torch.device | str | torch.dtype) -> None:
         """Moves the state to another device or casts it to another dtype."""
-        is_dtype = isinstance(target, torch.dtype)
-        self._map(lambda tensor: tensor.to(target) if not is_dtype or tensor.is_floating_point() else tensor)
-        if is_dtype:
+        if isinstance(target, torch.dtype):
+            self._map(lambda tensor: tensor.to(target) if tensor.is_floating_point() else tensor)
             self.dtype = target
         else:
+            self._map(lambda tensor: tensor.to(target))
             self.device = torch.device(target)
-        self.cumulative_length = self.cumulative_length.to(self.device)
+            self.cumulative_length = self.cumulative_length.to(self.device)
 
     def offload(self) -> None:
         self._map(lambda tensor: tensor.to("cpu", non_blocking=True))
@@ -286,8 +286,7 @@ class RetNetStateLayer(StateLayer):
     @property
     def nbytes(self) -> int:
         """Returns the bytes of the state and of its record."""
-        tensors = [self.recurrent_states, self.next_position, *self._recorded_from]
-        tensors += [tensor for call in self._recorded for tensor in call]
+        tensors = pytree.tree_leaves((self.recurrent_states, self.next_position, self._recorded_from, self._recorded))
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def reset(self) -> None:

@@ -14,9 +14,6 @@ from ..retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 from ..state.retention_state import require_retention_alone
 
 
-IGNORED = -100  # label of tokens that do not enter the loss
-
-
 def context_parallel(model: RetNetModel | RetNetForCausalLM, group: Any, order: str = "contiguous") -> None:
     """Splits sequences over the ranks of a group: from now on, the model's inputs are this rank's part of each sequence.
 
@@ -46,7 +43,7 @@ def context_parallel(model: RetNetModel | RetNetForCausalLM, group: Any, order: 
 
 
 def shard_sequence(
-    inputs: Mapping[str, Tensor], group: Any, order: str = "contiguous", ignore_index: int = IGNORED
+    inputs: Mapping[str, Tensor], group: Any, order: str = "contiguous", ignore_index: int = -100
 ) -> dict[str, Any]:
     """Returns this rank's part of inputs that all ranks of a group have, (B, T) or (B, T, ...) each.
 

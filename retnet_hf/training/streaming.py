@@ -133,8 +133,7 @@ class TokenStreams(IterableDataset):
                 f"got {len(tokens)}."
             )
         self.batch_size = batch_size
-        kept = tokens[: streams * length * segment_length]
-        self.streams = kept.view(streams, length, segment_length)  # (B, segments, T)
+        self.streams = tokens[: streams * length * segment_length].view(streams, length, segment_length)  # (B, segments, T)
 
     def __len__(self) -> int:
         return self.streams.shape[0] * self.streams.shape[1]
@@ -207,8 +206,8 @@ class CarryState(TrainerCallback):
     def on_step_begin(self, args, state, control, model: nn.Module = None, **kwargs) -> None:
         self._remove_hooks()
         self._hooks = [
-            model.register_forward_pre_hook(self._give, with_kwargs=True),
-            model.register_forward_hook(self._take),
+            model.register_forward_pre_hook(self._pass_state, with_kwargs=True),
+            model.register_forward_hook(self._store_state),
         ]
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
@@ -240,7 +239,7 @@ class CarryState(TrainerCallback):
             hook.remove()
         self._hooks = []
 
-    def _give(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def _pass_state(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         self.state = RetNetState(model.config) if self.state is None else self.state
         ids = kwargs["input_ids"]
         number = int(self.state.get_seq_length()) // ids.shape[1]
@@ -252,7 +251,7 @@ class CarryState(TrainerCallback):
             )
         return args, kwargs | {"cache": self.state, "use_cache": True}
 
-    def _take(self, model: nn.Module, args: tuple, outputs) -> None:
+    def _store_state(self, model: nn.Module, args: tuple, outputs) -> None:
         self.state = self.state.clone()
 
 
