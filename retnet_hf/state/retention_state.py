@@ -304,7 +304,8 @@ class RetNetStateLayer(StateLayer):
         """Removes the last `-tokens_to_remove` tokens (a number ≤ 0) and starts a new record.
 
         Raises:
-            RuntimeError: if nothing, or fewer tokens, were recorded. ValueError: for a positive argument.
+            RuntimeError: if nothing, or fewer tokens, were recorded.
+            ValueError: for a positive argument.
         """
         recorded = sum(call.key.shape[2] for call in self._recorded)
         removed = self.checked_removal(tokens_to_remove, recorded)
