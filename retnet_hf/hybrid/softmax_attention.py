@@ -153,12 +153,6 @@ class AttentionStateLayer(StateLayer):
             torch.stack([layer.cumulative_length.to(self.device) for layer in layers]).max(),
         )
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        for name in self.SAVED[:-1]:  # the last is cumulative_length, which has no rows
-            tensor = getattr(self, name)
-            if tensor is not None:
-                setattr(self, name, change(tensor))
-
     def reset_rows(self, rows: Tensor) -> None:
         super().reset_rows(rows)
         self.document = self.document.masked_fill(rows[:, None], -1)  # columns of absent tokens
