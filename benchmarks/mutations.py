@@ -241,11 +241,11 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "gradients": (
         "gradients linear_cross_entropy",
         [
-            ("torch.addcmul(own_gradient, normed, share, value=-1)", "own_gradient"),
+            ("torch.addcmul(grad, normed, share, value=-1)", "grad"),
             ("RotateFunction.apply(gradient, cos, -sin)", "RotateFunction.apply(gradient, cos, sin)"),
             ("gradient.copy_(probabilities.mul_(counted))", "gradient.copy_(probabilities)"),
             ("gradients[0] += logits_gradient @", "gradients[0] -= logits_gradient @"),
-            ("values_gradient = torch.empty_like(values) if ctx.needs_input_grad[0]", "values_gradient = None if True"),
+            ("grad_values = torch.empty_like(values) if ctx.needs_input_grad[0]", "grad_values = None if True"),
         ],
     ),
     "retention_triton": (
