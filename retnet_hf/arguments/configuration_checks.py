@@ -1,7 +1,9 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Mixins and checks for several configurations: known fields, allowed values and presets."""
+"""What several configurations share: known fields, allowed values, named sizes and named schedules of decays."""
 
 import difflib
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -23,6 +25,34 @@ READ_BY_TRANSFORMERS = frozenset((
     "output_attentions", "partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta",
     "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype",
 ))  # fmt: skip
+DECAY_SCHEDULES = ("power_of_two", "log_linear", "alibi", "geometric", "none")
+
+
+def scheduled_decays(schedule: str | Sequence[float], heads: int, decay_range: Sequence[float] = (2, 512)) -> list[float]:
+    """Returns γ of each head, in double precision.
+
+    Args:
+        schedule: "power_of_two", 1 - 2^(-5-i), equation 8 of arXiv 2307.08621; "log_linear",
+            1 - exp(linspace(ln 1/32, ln 1/512)), the paper's training runs; "geometric", exp(-1/τ), with time constants τ in
+            tokens that grow by a constant factor from head to head; "alibi", exp(-2^(-8(i+1)/H)), the slopes of ALiBi
+            (arXiv 2108.12409); "none", 1; or a sequence with γ of each head.
+        decay_range: the first and the last τ of "geometric". A single head has the geometric mean of both.
+    """
+    if not isinstance(schedule, str):
+        return [float(decay) for decay in schedule]
+    if schedule == "power_of_two":
+        return [1 - 2.0 ** (-5 - head) for head in range(heads)]
+    if schedule == "alibi":
+        return [math.exp(-(2 ** (-8 * (head + 1) / heads))) for head in range(heads)]
+    if schedule == "none":
+        return [1.0] * heads
+    if schedule not in DECAY_SCHEDULES:
+        raise ValueError(f"decay_schedule must be one of {DECAY_SCHEDULES} or a list of decays, got {schedule!r}.")
+    first, last = (math.log(end) for end in ((1 / 32, 1 / 512) if schedule == "log_linear" else decay_range))
+    exponents = [first + (last - first) * head / max(heads - 1, 1) for head in range(heads)]
+    if schedule == "log_linear":
+        return [1 - math.exp(exponent) for exponent in exponents]
+    return [math.exp(-math.exp(-exponent)) for exponent in (exponents if heads > 1 else [(first + last) / 2])]
 
 
 class KnownFieldsMixin(SavedWithCode):
@@ -45,9 +75,8 @@ class KnownFieldsMixin(SavedWithCode):
             of_transformers = {*READ_BY_TRANSFORMERS, *WITHOUT_EFFECT_IN_TRANSFORMERS, *GenerationConfig().to_dict()}
             for name in kwargs.keys() - of_transformers - vars(self).keys():
                 if not name.startswith("_"):
-                    nearest = difflib.get_close_matches(
-                        name, [*(field.name for field in fields(self)), *self.attribute_map], 1
-                    )
+                    known = [*(field.name for field in fields(self)), *self.attribute_map]
+                    nearest = difflib.get_close_matches(name, known, 1)
                     advice = f": did you mean {nearest[0]!r}?" if nearest else ""
                     raise ValueError(f"{type(self).__name__} has no field {name!r}{advice}.")
         super().__post_init__(**kwargs)
@@ -94,55 +123,58 @@ class FieldChecks:
     def one_of(self, field: str, allowed: tuple[str, ...]) -> None:
         self.require(getattr(self.config, field) in allowed, field, "one of " + ", ".join(allowed))
 
-    def positive(self, *fields: str, allowed: str = "positive") -> None:
+    def each(self, fields: Sequence[str], allows: Callable[[Any], bool], allowed: str) -> None:
         for field in fields:
-            self.require(getattr(self.config, field) > 0, field, allowed)
+            self.require(allows(getattr(self.config, field)), field, allowed)
+
+    def positive(self, *fields: str) -> None:
+        self.each(fields, lambda value: value > 0, "positive")
 
     def positive_integer(self, *fields: str) -> None:
-        self.positive(*fields, allowed="a positive integer")
+        self.each(fields, lambda value: value > 0, "a positive integer")
 
     def positive_integers(self, *fields: str) -> None:
-        for field in fields:
-            self.require(all(number > 0 for number in getattr(self.config, field)), field, "positive integers")
+        self.each(fields, lambda values: all(value > 0 for value in values), "positive integers")
 
     def positive_integer_or_none(self, *fields: str) -> None:
-        for field in fields:
-            value = getattr(self.config, field)
-            self.require(value is None or value > 0, field, "a positive integer or None")
+        self.each(fields, lambda value: value is None or value > 0, "a positive integer or None")
 
     def positive_or_none(self, *fields: str) -> None:
-        for field in fields:
-            value = getattr(self.config, field)
-            self.require(value is None or value > 0, field, "positive, or None")
+        self.each(fields, lambda value: value is None or value > 0, "positive, or None")
 
     def rate(self, *fields: str) -> None:
-        for field in fields:
-            self.require(0 <= getattr(self.config, field) < 1, field, "in [0, 1)")
+        self.each(fields, lambda value: 0 <= value < 1, "in [0, 1)")
 
     def activation(self, *fields: str, allowed: str = "a name of transformers.activations.ACT2FN") -> None:
         from transformers.activations import ACT2FN  # importing it takes a second
 
-        for field in fields:
-            value = getattr(self.config, field)  # None is only possible if the field's type allows it
-            names = value if isinstance(value, list) else [value]
-            self.require(all(name is None or name in ACT2FN for name in names), field, allowed)
+        def allows(value: str | list[str | None] | None) -> bool:  # None only if the field's type allows it
+            return all(name is None or name in ACT2FN for name in (value if isinstance(value, list) else [value]))
 
-    def decay_schedule(self, schedules: tuple[str, ...]) -> None:
-        """Checks that `decay_schedule` is the name of a schedule or a list of decays."""
+        self.each(fields, allows, allowed)
+
+    def decay_schedule(self, layers: int = 0) -> None:
+        """Checks that `decay_schedule` is a name, a list of decays or, with `layers`, a list of one such list per layer."""
         schedule, heads = self.config.decay_schedule, self.config.num_attention_heads
         if isinstance(schedule, str):
-            self.one_of("decay_schedule", schedules)
+            return self.one_of("decay_schedule", DECAY_SCHEDULES)
+        lists, allowed = [schedule], f"num_attention_heads ({heads}) numbers in (0, 1]"
+        if layers and any(isinstance(entry, list) for entry in schedule):
+            lists, allowed = schedule, f"one list per layer (num_hidden_layers is {layers}) of {allowed}"
         else:
-            numbers = len(schedule) == heads and all(0 < decay <= 1 for decay in schedule)
-            self.require(numbers, "decay_schedule", f"a list of num_attention_heads ({heads}) numbers in (0, 1]")
+            layers, allowed = 1, f"a list of {allowed}"
+        valid = (
+            isinstance(decays, list) and len(decays) == heads and all(0 < each <= 1 for each in decays) for decays in lists
+        )
+        self.require(len(lists) >= layers and all(valid), "decay_schedule", allowed)
 
     def decay_range(self, layers: int = 0) -> None:
         """Checks that `decay_range` is a pair of time constants, or a list of pairs for `layers` layers."""
-        stated = self.config.decay_range
+        spans, fewest = self.config.decay_range, layers
         allowed = "a pair of time constants in tokens, the first at least 0.1 and the second not below it"
-        if stated and isinstance(stated[0], list):
-            spans, allowed = stated, f"{allowed}, or a list of one pair for each of the {layers} layers"
-            self.require(len(spans) >= layers, "decay_range", allowed)
+        if spans and isinstance(spans[0], list):
+            allowed += f", or a list of one pair for each of the {layers} layers"
         else:
-            spans = [stated]
-        self.require(all(len(span) == 2 and 0.1 <= span[0] <= span[1] for span in spans), "decay_range", allowed)
+            spans, fewest = [spans], 1
+        valid = (len(span) == 2 and 0.1 <= span[0] <= span[1] for span in spans)
+        self.require(len(spans) >= fewest and all(valid), "decay_range", allowed)

@@ -8,8 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import FieldChecks, KnownFieldsMixin
-from ..arguments.decay_schedules import DECAY_SCHEDULES, scheduled_decays
+from ..arguments.configuration_checks import FieldChecks, KnownFieldsMixin, PresetsMixin, scheduled_decays
 from ..ops.choices import FORMS, KERNELS
 from ..state.state_fingerprint import state_fingerprint
 from .configuration_dialects import read_dialect
@@ -18,40 +17,47 @@ from .configuration_dialects import read_dialect
 INITIALIZATIONS = ("xavier", "deepnet", "normal", "fan_in")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 # Fields of RetNetHybridConfig, with their values in a model that is not a hybrid. Files of earlier versions contain them.
-OF_HYBRIDS = {
-    **dict.fromkeys(("layer_types", "sliding_window", "attention_num_heads", "attention_num_key_value_heads")),
-    **dict.fromkeys(("attention_head_dim", "attention_gate_act", "attention_log_base", "attention_sink_distance")),
-    **dict.fromkeys(("attention_qkv_bias", "attention_use_qk_norm", "attention_rope_theta", "attention_max_length")),
-    **dict.fromkeys(("qk_norm_eps", "logits_scaling", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim")),
-    **dict.fromkeys(("qk_rope_head_dim", "v_head_dim")),
-    **dict.fromkeys(("rotary_layers", "learned_rotary_layers", "head_norm_groups", "head_norm_eps", "value_act")),
-    **dict.fromkeys(("num_experts", "moe_intermediate_size", "n_group", "topk_group")),
-    **dict.fromkeys(("attention_residual_multiplier", "mlp_residual_multiplier")),
-    **{"attention_sinks": 0, "norm_affine": True, "num_experts_per_tok": 2, "first_k_dense_replace": 0},
-    **{"n_shared_experts": 0, "router_act": "softmax", "use_router_bias": False, "norm_topk_prob": True},
-    **{"routed_scaling_factor": 1.0, "output_router_logits": False, "router_aux_loss_coef": 0.0},
-}
+OF_HYBRIDS = dict.fromkeys((
+    "layer_types", "sliding_window", "attention_num_heads", "attention_num_key_value_heads", "attention_head_dim",
+    "attention_gate_act", "attention_log_base", "attention_sink_distance", "attention_qkv_bias", "attention_use_qk_norm",
+    "attention_rope_theta", "attention_max_length", "qk_norm_eps", "logits_scaling", "kv_lora_rank", "q_lora_rank",
+    "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_layers", "learned_rotary_layers", "head_norm_groups",
+    "head_norm_eps", "value_act", "num_experts", "moe_intermediate_size", "n_group", "topk_group",
+    "attention_residual_multiplier", "mlp_residual_multiplier",
+)) | {
+    "attention_sinks": 0, "norm_affine": True, "num_experts_per_tok": 2, "first_k_dense_replace": 0, "n_shared_experts": 0,
+    "router_act": "softmax", "use_router_bias": False, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+    "output_router_logits": False, "router_aux_loss_coef": 0.0,
+}  # fmt: skip
 
-# name: (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, value_expansion)
-_SHAPES = {
-    # sizes for training from scratch, with the proportions of the paper
-    "tiny": (128, 4, 2, 384, 2.0),
-    "mini": (256, 6, 4, 768, 2.0),
-    "small": (512, 8, 8, 1408, 2.0),
-    "base": (768, 12, 6, 2048, 2.0),
-    "medium": (1024, 24, 8, 2816, 2.0),
-    # arXiv 2307.08621, table 2, with a plain feed-forward and the decays of the paper's training runs
-    "1.3B": (2048, 24, 8, 4096, 2.0),
-    "2.7B": (2560, 32, 10, 5120, 2.0),
-    "6.7B": (4096, 32, 16, 8192, 2.0),
-    # microsoft/torchscale's recipes: values and feed-forward are about 5/3 of the hidden size
-    "torchscale-base": (512, 6, 2, 864, 864 / 512),
-    "torchscale-medium": (1024, 16, 4, 1728, 1728 / 1024),
-    "torchscale-xl": (2048, 24, 8, 3456, 3456 / 2048),
-    "torchscale-3b": (2560, 32, 10, 4280, 4280 / 2560),
-    "torchscale-7b": (4096, 32, 16, 6912, 6912 / 4096),
-    "torchscale-13b": (5120, 40, 20, 8560, 8560 / 5120),
-    "torchscale-65b": (8192, 64, 32, 13824, 13824 / 8192),
+_SIZES = {
+    name: {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": intermediate_size,
+        "value_expansion": value_expansion,
+    }
+    for name, hidden_size, layers, heads, intermediate_size, value_expansion in (
+        # sizes for training from scratch, with the proportions of the paper
+        ("tiny", 128, 4, 2, 384, 2.0),
+        ("mini", 256, 6, 4, 768, 2.0),
+        ("small", 512, 8, 8, 1408, 2.0),
+        ("base", 768, 12, 6, 2048, 2.0),
+        ("medium", 1024, 24, 8, 2816, 2.0),
+        # arXiv 2307.08621, table 2, with a plain feed-forward and the decays of the paper's training runs
+        ("1.3B", 2048, 24, 8, 4096, 2.0),
+        ("2.7B", 2560, 32, 10, 5120, 2.0),
+        ("6.7B", 4096, 32, 16, 8192, 2.0),
+        # microsoft/torchscale's recipes: values and feed-forward are about 5/3 of the hidden size
+        ("torchscale-base", 512, 6, 2, 864, 864 / 512),
+        ("torchscale-medium", 1024, 16, 4, 1728, 1728 / 1024),
+        ("torchscale-xl", 2048, 24, 8, 3456, 3456 / 2048),
+        ("torchscale-3b", 2560, 32, 10, 4280, 4280 / 2560),
+        ("torchscale-7b", 4096, 32, 16, 6912, 6912 / 4096),
+        ("torchscale-13b", 5120, 40, 20, 8560, 8560 / 5120),
+        ("torchscale-65b", 8192, 64, 32, 13824, 13824 / 8192),
+    )
 }
 # Small models learn best with these fields (docs/results.md). The sizes for training from scratch have them.
 _FROM_SCRATCH = ("tiny", "mini", "small", "base", "medium")
@@ -65,7 +71,7 @@ _LEARNS_BEST = {
 
 
 @strict
-class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
+class RetNetConfig(PresetsMixin, KnownFieldsMixin, PreTrainedConfig):
     r"""Configuration of a RetNet (arXiv 2307.08621). The defaults describe the 1.3B checkpoint of fla-hub.
 
     A `config.json` of flash-linear-attention, torchscale or syncdoth can be read without changes: its keys are translated.
@@ -146,6 +152,7 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     model_type = "retnet"
     is_hybrid = False
+    _presets = _SIZES
     keys_to_ignore_at_inference = ["past_key_values", "cache"]
     attribute_map = {
         "num_heads": "num_attention_heads",
@@ -203,41 +210,25 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
 
     @classmethod
-    def presets(cls) -> tuple[str, ...]:
-        """Returns the names that `from_preset` accepts."""
-        return tuple(_SHAPES)
-
-    @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "RetNetConfig":
         """Returns the configuration of a named size. Any field may be overridden.
 
         Raises:
             ValueError: for an unknown name.
         """
-        if name not in _SHAPES:
-            raise ValueError(f"preset must be one of {', '.join(_SHAPES)}, got {name!r}.")
-        sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "value_expansion")
-        fields = dict(zip(sizes, _SHAPES[name], strict=True))
+        sizes, fields = cls._presets.get(name, {}) | overrides, {}
         if name in _FROM_SCRATCH:
-            layers = overrides.get("num_hidden_layers", fields["num_hidden_layers"])
-            fields |= _LEARNS_BEST | cls._learns_best_by_layer(layers, overrides)
+            fields = _LEARNS_BEST | cls._learns_best_by_layer(sizes["num_hidden_layers"], overrides)
         elif name in ("1.3B", "2.7B", "6.7B"):
-            fields |= {"use_gated_mlp": False, "hidden_act": "gelu", "decay_schedule": "log_linear"}
-        elif name.startswith("torchscale"):
-            fields |= {
-                "rotary_endpoint": True,
-                "head_norm_affine": False,
-                "embedding_multiplier": math.sqrt(overrides.get("hidden_size", fields["hidden_size"])),
-            }
-        return cls(**(fields | overrides))
+            fields = {"use_gated_mlp": False, "hidden_act": "gelu", "decay_schedule": "log_linear"}
+        elif name in cls._presets:
+            fields = {"rotary_endpoint": True, "head_norm_affine": False}
+            fields["embedding_multiplier"] = math.sqrt(sizes["hidden_size"])
+        return super().from_preset(name, **(fields | overrides))
 
     @classmethod
     def _learns_best_by_layer(cls, layers: int, overrides: dict[str, Any]) -> dict[str, Any]:
-        """Returns the fields of the presets for training from scratch that differ from layer to layer.
-
-        Args:
-            overrides: the fields that the caller gives.
-        """
+        """Returns the fields of presets for training from scratch that differ from layer to layer, unless in `overrides`."""
         # Ranges grow by constant factors, from (1, 32) tokens in the first layer to (2, 512) in the last.
         shares = (layer / max(layers - 1, 1) for layer in range(layers))
         ranges = [[round(2**share, 3), round(32 * 16**share, 3)] for share in shares]
@@ -306,43 +297,40 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     def _tensor_parallel_plan(self) -> dict[str, str]:
         """Returns how tensor parallelism splits the weights of a model with this configuration."""
-        plan = self._tensor_parallel_mixer("retention", self.use_output_gate, self._norms_of_heads())
+        plan = self._tensor_parallel_mixer("retention", self.use_output_gate)
+        if self.use_head_norm and self.head_norm_affine:
+            plan["layers.*.retention.head_norm"] = "replicated_with_grad_allreduce"
         plan |= {f"layers.*.mlp.{name}": "colwise" for name in (["gate_proj"] if self.use_gated_mlp else []) + ["up_proj"]}
         return plan | {"layers.*.mlp.down_proj": "rowwise"}
 
-    def _tensor_parallel_mixer(self, mixer: str, gated: bool, norms: list[str]) -> dict[str, str]:
-        """Returns the part of the plan for a token mixer. `norms` names modules that are replicated on every rank."""
-        columns = ["q_proj", "k_proj", "v_proj"] + (["g_proj"] if gated else [])
-        norms = (["q_norm", "k_norm"] if self.use_qk_norm else []) + norms
-        plan = {f"layers.*.{mixer}.{name}": "colwise" for name in columns}
-        plan |= {f"layers.*.{mixer}.{name}": "replicated_with_grad_allreduce" for name in norms}
-        return plan | {f"layers.*.{mixer}.o_proj": "rowwise"}
-
-    def _norms_of_heads(self) -> list[str]:
-        """Returns the names of head norms with weights, which are replicated on every rank."""
-        return ["head_norm"] if self.use_head_norm and self.head_norm_affine else []
+    def _tensor_parallel_mixer(self, mixer: str, gated: bool) -> dict[str, str]:
+        """Returns the part of the plan for a token mixer."""
+        styles = dict.fromkeys((f"{name}_proj" for name in ("qkvg" if gated else "qkv")), "colwise")
+        styles |= dict.fromkeys(("q_norm", "k_norm") if self.use_qk_norm else (), "replicated_with_grad_allreduce")
+        return {f"layers.*.{mixer}.{name}": style for name, style in (styles | {"o_proj": "rowwise"}).items()}
 
     def validate_rope(self) -> None:
         """Checks what a state requires of `rope_parameters`, then runs the checks of transformers."""
         check, given = FieldChecks(self), self.rope_parameters or {}
         rope_type, theta = given.get("rope_type", "default"), given.get("rope_theta", 10000.0)
         factor = given.get("partial_rotary_factor", 1.0)
-        turning = int(self.head_dim * factor) if isinstance(factor, (int, float)) and 0 < factor <= 1 else 0
-        for condition, allowed in (
-            (isinstance(theta, (int, float)) and theta >= 1, "a rope_theta of at least 1"),
-            (
-                rope_type in ROPE_TYPES,
-                f"a rope_type of {', '.join(ROPE_TYPES)} (positions are unlimited here, and frequencies that change with "
-                "the text's length would not match the state)",
-            ),
-            (rope_type == "default" or not self.rotary_endpoint, "the rope_type default, since rotary_endpoint is True"),
-            (
-                not self.use_rotary or self.head_dim % 2 == 1 or (turning >= 2 and turning % 2 == 0),
-                "a partial_rotary_factor in (0, 1] such that an even number, 2 or more, of the elements in a query head "
-                f"({self.head_dim}) are rotated",
-            ),
-        ):
+        rotated = int(self.head_dim * factor) if isinstance(factor, (int, float)) and 0 < factor <= 1 else 0
+
+        def require(condition: bool, allowed: str) -> None:
             check.require(condition, "rope_parameters", f"a dict with {allowed}")
+
+        require(isinstance(theta, (int, float)) and theta >= 1, "a rope_theta of at least 1")
+        require(
+            rope_type in ROPE_TYPES,
+            f"a rope_type of {', '.join(ROPE_TYPES)} (positions are unlimited here, and frequencies that change with "
+            "the text's length would not match the state)",
+        )
+        require(rope_type == "default" or not self.rotary_endpoint, "the rope_type default, since rotary_endpoint is True")
+        require(
+            not self.use_rotary or self.head_dim % 2 == 1 or (rotated >= 2 and rotated % 2 == 0),
+            "a partial_rotary_factor in (0, 1] such that an even number, 2 or more, of the elements in a query head "
+            f"({self.head_dim}) are rotated",
+        )
         super().validate_rope()
 
     @property
@@ -374,9 +362,8 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     def decays(self, layer: int = 0) -> list[float]:
         """Returns γ of each head of a layer, in double precision."""
-        schedule, span = (
-            stated[layer] if isinstance(stated[0], list) else stated for stated in (self.decay_schedule, self.decay_range)
-        )
+        stated = (self.decay_schedule, self.decay_range)
+        schedule, span = (each[layer] if isinstance(each[0], list) else each for each in stated)
         return scheduled_decays(schedule, self.num_attention_heads, span)
 
     def arrange(self, order: list[int]) -> None:
@@ -418,15 +405,11 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Checks that each field has an allowed value and that the fields fit each other. Called by `@strict` validation."""
-        check = FieldChecks(self)
+        check, heads, layers = FieldChecks(self), self.num_attention_heads, self.num_hidden_layers
         check.positive_integer("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        check.require(self.chunk_size is None or self.chunk_size > 0, "chunk_size", "a positive integer or None")
-        heads = self.num_attention_heads
-        check.require(
-            0 < self.num_key_value_heads <= heads and heads % self.num_key_value_heads == 0,
-            "num_key_value_heads",
-            f"a divisor of num_attention_heads ({heads})",
-        )
+        check.positive_integer_or_none("chunk_size")
+        divides = 0 < self.num_key_value_heads <= heads and heads % self.num_key_value_heads == 0
+        check.require(divides, "num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
             size = self.hidden_size * getattr(self, field)
             check.require(
@@ -435,15 +418,11 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
                 f"such that hidden_size ({self.hidden_size}) times it is a multiple of num_attention_heads ({heads}), "
                 f"because all heads have {what} of one size",
             )
-        check.require(
-            not self.use_rotary or self.head_dim % 2 == 0,
-            "key_expansion",
-            f"such that the size of a query head ({self.head_dim}) is even, since use_rotary is True",
-        )
+        allowed = f"such that the size of a query head ({self.head_dim}) is even, since use_rotary is True"
+        check.require(not self.use_rotary or self.head_dim % 2 == 0, "key_expansion", allowed)
         positions = getattr(self, "max_position_embeddings", 1)
-        check.require(
-            isinstance(positions, int) and positions > 0, "max_position_embeddings", "a positive integer, or absent"
-        )
+        valid = isinstance(positions, int) and positions > 0
+        check.require(valid, "max_position_embeddings", "a positive integer, or absent")
         check.one_of("retention_form", FORMS)
         check.one_of("kernels", KERNELS)
         check.one_of("norm_position", ("pre", "post"))
@@ -451,25 +430,11 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         check.activation("hidden_act", "output_gate_act", "feature_map")
         check.rate("hidden_dropout", "activation_dropout")
         check.positive("rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
-        layers = self.num_hidden_layers
-        if isinstance(self.decay_schedule, list) and any(isinstance(entry, list) for entry in self.decay_schedule):
-            check.require(
-                len(self.decay_schedule) >= layers
-                and all(
-                    isinstance(decays, list) and len(decays) == heads and all(0 < decay <= 1 for decay in decays)
-                    for decays in self.decay_schedule
-                ),
-                "decay_schedule",
-                f"one list per layer (num_hidden_layers is {layers}) of num_attention_heads ({heads}) numbers in (0, 1]",
-            )
-        else:
-            check.decay_schedule(DECAY_SCHEDULES)
+        check.decay_schedule(layers)
         check.decay_range(layers)
-        check.require(
-            not isinstance(self.feature_map, list) or len(self.feature_map) >= layers,
-            "feature_map",
-            f"one name, or a list with one name for each layer (num_hidden_layers is {layers})",
-        )
+        named = not isinstance(self.feature_map, list) or len(self.feature_map) >= layers
+        allowed = f"one name, or a list with one name for each layer (num_hidden_layers is {layers})"
+        check.require(named, "feature_map", allowed)
 
 
 __all__ = ["RetNetConfig"]

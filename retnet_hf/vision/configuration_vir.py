@@ -6,8 +6,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import FieldChecks
-from ..arguments.decay_schedules import DECAY_SCHEDULES, scheduled_decays
+from ..arguments.configuration_checks import FieldChecks, scheduled_decays
 from ..ops.choices import FORMS
 from .configuration_stages import VisionConfigMixin
 
@@ -203,7 +202,7 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
             check.require(self.pooling != "class_token", "pooling", allowed)
         check.rate("embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate")
         check.positive("layer_norm_eps", "initializer_range", "layer_scale_init_value")
-        check.decay_schedule(DECAY_SCHEDULES)
+        check.decay_schedule()
         check.decay_range()
 
 
