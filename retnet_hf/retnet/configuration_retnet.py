@@ -137,8 +137,7 @@ class RetNetConfig(PresetsMixin, KnownFieldsMixin, PreTrainedConfig):
         tie_word_embeddings (`bool`), use_cache (`bool`), pad_token_id, bos_token_id, eos_token_id: as in transformers.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: if a value has the wrong type or is not allowed. The message names the
-            field, the value and what is allowed.
+        huggingface_hub.errors.StrictDataclassError: names a field of the wrong type or value, the value and what is allowed.
         ValueError: for an unknown name, and for an option of another library's config.json without a counterpart here.
 
     Example:

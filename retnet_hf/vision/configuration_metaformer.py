@@ -6,7 +6,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import DECAY_SCHEDULES, FieldChecks, scheduled_decays
+from ..arguments.configuration_checks import DECAY_SCHEDULES, scheduled_decays
 from ..ops.choices import FORMS
 from .configuration_stages import StagedConfigMixin
 
@@ -56,11 +56,9 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         qkv_bias (`bool`): whether the projections to queries, keys, values and gate have biases.
         bidirectional (`bool`): if False, a token in "retention" and "attention" sees only itself and earlier tokens. Must be
             True with "manhattan".
-        decay_schedule (`str` or `list[list[float]]`): γ of head i of H heads in "retention" and "manhattan":
-            "rmt", 1 - 2^(-2 - 4 i / H), the decays of RMT's first stages; "power_of_two", 1 - 2^(-5 - i), and "log_linear",
-            1 - exp(linspace(ln 1/32, ln 1/512)), as in RetNet; "geometric", exp(-1/τ), with time constants τ in geometric
-            progression over the heads; "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1; or a list that has, for each
-            stage, one number in (0, 1] per head.
+        decay_schedule (`str` or `list[list[float]]`): γ of head i of H heads in "retention" and "manhattan": "rmt",
+            1 - 2^(-2 - 4 i / H), the decays of RMT's first stages; a name of `RetNetConfig`, "power_of_two", "log_linear",
+            "geometric", "alibi" or "none"; or a list that has, for each stage, one number in (0, 1] per head.
         decay_range (pair of `float`): τ of the first and the last head of "geometric", in tokens or in steps on the grid.
         use_output_gate (`bool`), output_gate_act (`str`): the gate on the output of "retention" and "manhattan", and its
             activation.
@@ -75,8 +73,7 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
             "stem", "stage1", … ; the last stage if both are absent.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: if a value has the wrong type or is not allowed. The message names the
-            field, the value and what is allowed.
+        huggingface_hub.errors.StrictDataclassError: names a field of the wrong type or value, the value and what is allowed.
         ValueError: if out_features and out_indices do not fit the stages.
 
     Example:
@@ -148,16 +145,14 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         heads = self.num_attention_heads[stage]
         if self.decay_schedule == "rmt":
             return [1 - 2.0 ** (-2 - 4 * head / heads) for head in range(heads)]
-        by_name = isinstance(self.decay_schedule, str)
-        return scheduled_decays(self.decay_schedule if by_name else self.decay_schedule[stage], heads, self.decay_range)
+        schedule = self.decay_schedule if isinstance(self.decay_schedule, str) else self.decay_schedule[stage]
+        return scheduled_decays(schedule, heads, self.decay_range)
 
     def validate_architecture(self) -> None:
         """Checks the fields, each alone and together, as part of `@strict` validation."""
-        check = FieldChecks(self)
-        self._check_stages(check)
-        sizes, stages = self.hidden_sizes, list(zip(self.token_mixers, self.hidden_sizes, self.num_attention_heads))
-        known = all(name in TOKEN_MIXERS for name in self.token_mixers)
-        check.require(known, "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}")
+        check, sizes = self._checked_stages(), self.hidden_sizes
+        stages = list(zip(self.token_mixers, sizes, self.num_attention_heads))
+        check.require(set(self.token_mixers) <= set(TOKEN_MIXERS), "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}")
         both_ways = self.bidirectional or "manhattan" not in self.token_mixers
         check.require(both_ways, "bidirectional", "True if token_mixers contains manhattan, which is bidirectional")
         check.positive_integers("depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides")
@@ -177,21 +172,17 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
             )
         check.activation("hidden_act", "output_gate_act")
         check.one_of("retention_form", FORMS)
-        check.positive("num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
-        check.rate("drop_path_rate")
         check.decay_range()
         schedule = self.decay_schedule
         if isinstance(schedule, str):
-            check.one_of("decay_schedule", ("rmt", *DECAY_SCHEDULES))
-            return
+            return check.one_of("decay_schedule", ("rmt", *DECAY_SCHEDULES))
         allowed = f"a list of one list per stage (depths has {len(stages)})"
         check.require(len(schedule) == len(stages), "decay_schedule", allowed)
         decaying = [(decays, heads) for decays, (name, _, heads) in zip(schedule, stages) if name in MIXERS_WITH_DECAY]
-        check.require(
-            all(len(decays) == heads and all(0 < decay <= 1 for decay in decays) for decays, heads in decaying),
-            "decay_schedule",
-            f"for each stage a list of one number in (0, 1] per head (num_attention_heads is {self.num_attention_heads})",
-        )
+        valid = all(len(decays) == heads and all(0 < decay <= 1 for decay in decays) for decays, heads in decaying)
+        heads = self.num_attention_heads
+        allowed = f"for each stage a list of one number in (0, 1] per head (num_attention_heads is {heads})"
+        check.require(valid, "decay_schedule", allowed)
 
 
 __all__ = ["MetaFormerConfig"]

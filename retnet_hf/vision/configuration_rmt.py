@@ -4,7 +4,6 @@
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import FieldChecks
 from .configuration_stages import StagedConfigMixin
 
 
@@ -71,8 +70,7 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
             "stem", "stage1", … ; the last stage if both are absent.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: if a value has the wrong type or is not allowed. The message names the
-            field, the value and what is allowed.
+        huggingface_hub.errors.StrictDataclassError: names a field of the wrong type or value, the value and what is allowed.
         ValueError: if out_features and out_indices do not fit the stages.
 
     Example:
@@ -92,16 +90,9 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         | {f"{name[0].upper()}*": fields for name, fields in _TOKEN_LABEL.items()}
     )
     _per_stage = (
-        "hidden_sizes",
-        "depths",
-        "num_attention_heads",
-        "mlp_ratios",
-        "attention_types",
-        "decay_exponents",
-        "decay_exponent_ranges",
-        "use_layer_scale",
+        *("hidden_sizes", "depths", "num_attention_heads", "mlp_ratios", "attention_types"),
+        *("decay_exponents", "decay_exponent_ranges", "use_layer_scale"),
     )
-
     # Outputs are gathered, because convolutions between the sharded layers read the channels of all ranks.
     base_model_tp_plan = {
         **{f"stages.*.blocks.*.attention.{name}_proj": "colwise_gather_output" for name in "qkv"},
@@ -141,18 +132,16 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Checks the fields, each alone and together, as part of `@strict` validation."""
-        check = FieldChecks(self)
-        self._check_stages(check)
-        sizes, heads = self.hidden_sizes, self.num_attention_heads
+        check, sizes = self._checked_stages(), self.hidden_sizes
         check.positive_integers("hidden_sizes", "depths", "num_attention_heads")
-        even_half = sizes[0] % 2 == 0
-        check.require(even_half, "hidden_sizes", "even in the first stage, because the stem begins with half that width")
-        even = all(size % (2 * number) == 0 for size, number in zip(sizes, heads))
+        allowed = "even in the first stage, because the stem begins with half that width"
+        check.require(sizes[0] % 2 == 0, "hidden_sizes", allowed)
+        even = all(size % (2 * number) == 0 for size, number in zip(sizes, self.num_attention_heads))
         allowed = f"for each stage a divisor of half its hidden size (hidden_sizes is {sizes}), since head sizes are even"
         check.require(even, "num_attention_heads", allowed)
         not_empty = all(int(ratio * size) > 0 for ratio, size in zip(self.mlp_ratios, sizes))
         check.require(not_empty, "mlp_ratios", f"large enough that times hidden_sizes ({sizes}) each is at least 1")
-        known = all(name in ATTENTION_TYPES for name in self.attention_types)
+        known = set(self.attention_types) <= set(ATTENTION_TYPES)
         check.require(known, "attention_types", f"a list of {' and '.join(ATTENTION_TYPES)}")
         between = all(0 < decay < 1 for stage in range(len(self.depths)) for decay in self.decays(stage))
         allowed = (
@@ -163,10 +152,8 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         known = self.token_classifier_input in (None, *TOKEN_CLASSIFIER_INPUTS)
         check.require(known, "token_classifier_input", f"None, {' or '.join(TOKEN_CLASSIFIER_INPUTS)}")
         check.activation("hidden_act", "projection_act")
-        check.positive("num_channels", "projection_size", "layer_scale_init_value")
-        check.positive("layer_norm_eps", "batch_norm_eps", "initializer_range")
+        check.positive("projection_size", "batch_norm_eps")
         check.require(self.rope_theta >= 1, "rope_theta", "1 or more")
-        check.rate("drop_path_rate")
 
 
 __all__ = ["RMTConfig"]

@@ -39,9 +39,12 @@ class StagedConfigMixin(VisionConfigMixin):
         """Returns the width of the last stage."""
         return self.hidden_sizes[-1]
 
-    def _check_stages(self, check: FieldChecks) -> None:
-        stages = len(self.depths)
+    def _checked_stages(self) -> FieldChecks:
+        """Checks the fields that all models with stages have, and returns what checks the others."""
+        check, stages = FieldChecks(self), len(self.depths)
         check.require(stages > 0, "depths", "a list of at least one number")
-        for field in self._per_stage:
-            allowed = f"a list of one value per stage (depths has {stages})"
-            check.require(len(getattr(self, field)) == stages, field, allowed)
+        allowed = f"a list of one value per stage (depths has {stages})"
+        check.each(self._per_stage, lambda values: len(values) == stages, allowed)
+        check.positive("num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
+        check.rate("drop_path_rate")
+        return check

@@ -59,10 +59,8 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         pooling (`str`): computation of `pooler_output`, the input of the classifier. "class_token": a learned token after
             all patches; "last_patch"; "mean": the last norm of the mean of the patches; "mean_but_first": the same without
             the first patch, as in the authors' code.
-        decay_schedule (`str` or `list[float]`): γ of head i of H heads: "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)),
-            as in the authors' code; "power_of_two", 1 - 2^(-5-i), as in RetNet, equation 8; "geometric", exp(-1/τ), with
-            time constants τ in geometric progression over the heads; "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none",
-            1; or a list of one number in (0, 1] per head.
+        decay_schedule (`str` or `list[float]`): γ of each head: a name of `RetNetConfig`, "log_linear" (the authors' code),
+            "power_of_two", "geometric", "alibi" or "none"; or a list of one number in (0, 1] per head.
         decay_range (pair of `float`): τ of the first and the last head of "geometric", in patches.
         bidirectional (`bool`): whether a token also sees later tokens, with decay γ^|n-m|.
         mirror_sequence (`bool`): whether all tokens are repeated in reverse order after the sequence, so that the second
@@ -85,8 +83,7 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
             "stem", "stage1", … ; the last stage if both are absent.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: if a value has the wrong type or is not allowed. The message names the
-            field, the value and what is allowed.
+        huggingface_hub.errors.StrictDataclassError: names a field of the wrong type or value, the value and what is allowed.
         ValueError: if out_features and out_indices do not fit the blocks.
 
     Example:
@@ -179,7 +176,6 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
     def validate_architecture(self) -> None:
         """Checks the fields, each alone and together, as part of `@strict` validation."""
         check = FieldChecks(self)
-        heads, patch_size = self.num_attention_heads, self.patch_size
         check.positive_integer(
             "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"
         )
@@ -187,9 +183,9 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
             size = _pair(getattr(self, field))
             check.require(len(size) == 2 and min(size) > 0, field, "a positive integer, or a pair of height and width")
         whole_patches = all(image % patch == 0 for image, patch in zip(self.image_shape, self.patch_shape))
-        check.require(whole_patches, "image_size", f"a multiple of patch_size ({patch_size})")
+        check.require(whole_patches, "image_size", f"a multiple of patch_size ({self.patch_size})")
         check.positive_integer_or_none("chunk_size")
-        divides = self.hidden_size % heads == 0
+        divides = self.hidden_size % self.num_attention_heads == 0
         check.require(divides, "num_attention_heads", f"a divisor of hidden_size ({self.hidden_size})")
         check.one_of("pooling", POOLINGS)
         check.one_of("retention_form", FORMS)
