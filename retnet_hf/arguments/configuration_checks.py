@@ -29,15 +29,7 @@ DECAY_SCHEDULES = ("power_of_two", "log_linear", "alibi", "geometric", "none")
 
 
 def scheduled_decays(schedule: str | Sequence[float], heads: int, decay_range: Sequence[float] = (2, 512)) -> list[float]:
-    """Returns γ of each head, in double precision.
-
-    Args:
-        schedule: "power_of_two", 1 - 2^(-5-i), equation 8 of arXiv 2307.08621; "log_linear",
-            1 - exp(linspace(ln 1/32, ln 1/512)), the paper's training runs; "geometric", exp(-1/τ), with time constants τ in
-            tokens that grow by a constant factor from head to head; "alibi", exp(-2^(-8(i+1)/H)), the slopes of ALiBi
-            (arXiv 2108.12409); "none", 1; or a sequence with γ of each head.
-        decay_range: the first and the last τ of "geometric". A single head has the geometric mean of both.
-    """
+    """Returns γ of each head, in double precision, by a schedule and range as in `RetNetConfig`."""
     if not isinstance(schedule, str):
         return [float(decay) for decay in schedule]
     if schedule == "power_of_two":
@@ -111,7 +103,7 @@ class PresetsMixin:
 
 
 class FieldChecks:
-    """Checks of a configuration's fields. Each raises ValueError with the field, the allowed values and the given value."""
+    """Checks of fields. Each raises ValueError with the field, the allowed values and the given value."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         self.config = config

@@ -87,11 +87,7 @@ model = {model_class}.from_pretrained("{name}")
 
 
 def model_card(
-    model: PreTrainedModel,
-    name: str,
-    facts: dict[str, str] | None = None,
-    prompt: str | None = None,
-    training: str = "",
+    model: PreTrainedModel, name: str, facts: dict[str, str] | None = None, prompt: str | None = None, training: str = ""
 ) -> ModelCard:
     """Returns the model card of a model of one of `FAMILIES`.
 

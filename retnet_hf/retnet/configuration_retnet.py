@@ -30,34 +30,26 @@ OF_HYBRIDS = dict.fromkeys((
     "output_router_logits": False, "router_aux_loss_coef": 0.0,
 }  # fmt: skip
 
-_SIZES = {
-    name: {
-        "hidden_size": hidden_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": intermediate_size,
-        "value_expansion": value_expansion,
-    }
-    for name, hidden_size, layers, heads, intermediate_size, value_expansion in (
-        # sizes for training from scratch, with the proportions of the paper
-        ("tiny", 128, 4, 2, 384, 2.0),
-        ("mini", 256, 6, 4, 768, 2.0),
-        ("small", 512, 8, 8, 1408, 2.0),
-        ("base", 768, 12, 6, 2048, 2.0),
-        ("medium", 1024, 24, 8, 2816, 2.0),
-        # arXiv 2307.08621, table 2, with a plain feed-forward and the decays of the paper's training runs
-        ("1.3B", 2048, 24, 8, 4096, 2.0),
-        ("2.7B", 2560, 32, 10, 5120, 2.0),
-        ("6.7B", 4096, 32, 16, 8192, 2.0),
-        # microsoft/torchscale's recipes: values and feed-forward are about 5/3 of the hidden size
-        ("torchscale-base", 512, 6, 2, 864, 864 / 512),
-        ("torchscale-medium", 1024, 16, 4, 1728, 1728 / 1024),
-        ("torchscale-xl", 2048, 24, 8, 3456, 3456 / 2048),
-        ("torchscale-3b", 2560, 32, 10, 4280, 4280 / 2560),
-        ("torchscale-7b", 4096, 32, 16, 6912, 6912 / 4096),
-        ("torchscale-13b", 5120, 40, 20, 8560, 8560 / 5120),
-        ("torchscale-65b", 8192, 64, 32, 13824, 13824 / 8192),
-    )
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "value_expansion")
+_SHAPES = {
+    # sizes for training from scratch, with the proportions of the paper
+    "tiny": (128, 4, 2, 384, 2.0),
+    "mini": (256, 6, 4, 768, 2.0),
+    "small": (512, 8, 8, 1408, 2.0),
+    "base": (768, 12, 6, 2048, 2.0),
+    "medium": (1024, 24, 8, 2816, 2.0),
+    # arXiv 2307.08621, table 2, with a plain feed-forward and the decays of the paper's training runs
+    "1.3B": (2048, 24, 8, 4096, 2.0),
+    "2.7B": (2560, 32, 10, 5120, 2.0),
+    "6.7B": (4096, 32, 16, 8192, 2.0),
+    # microsoft/torchscale's recipes: values and feed-forward are about 5/3 of the hidden size
+    "torchscale-base": (512, 6, 2, 864, 864 / 512),
+    "torchscale-medium": (1024, 16, 4, 1728, 1728 / 1024),
+    "torchscale-xl": (2048, 24, 8, 3456, 3456 / 2048),
+    "torchscale-3b": (2560, 32, 10, 4280, 4280 / 2560),
+    "torchscale-7b": (4096, 32, 16, 6912, 6912 / 4096),
+    "torchscale-13b": (5120, 40, 20, 8560, 8560 / 5120),
+    "torchscale-65b": (8192, 64, 32, 13824, 13824 / 8192),
 }
 # Small models learn best with these fields (docs/results.md). The sizes for training from scratch have them.
 _FROM_SCRATCH = ("tiny", "mini", "small", "base", "medium")
@@ -83,8 +75,8 @@ class RetNetConfig(PresetsMixin, KnownFieldsMixin, PreTrainedConfig):
         num_hidden_layers (`int`): number of blocks.
         num_attention_heads (`int`): query heads, each with its own decay. Alias `num_heads`.
         num_key_value_heads (`int`, *optional*): number of key and value heads, a divisor of `num_attention_heads` and by
-            default equal to it. Alias `num_kv_heads`. In a layer where all query heads of each key/value head have equal
-            decays, these query heads share one matrix of the state, so the state is smaller.
+            default equal to it. Alias `num_kv_heads`. In a layer where the query heads of each key/value head have equal
+            decays, they share one matrix of the state.
         intermediate_size (`int`, *optional*): width of the feed-forward; by default two thirds of `hidden_ratio` (2) times
             the hidden size, rounded up to a multiple of 256.
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
@@ -93,8 +85,8 @@ class RetNetConfig(PresetsMixin, KnownFieldsMixin, PreTrainedConfig):
         decay_schedule (`str`, `list[float]` or `list[list[float]]`): γ of each head: "power_of_two", 1 - 2^(-5-i) (equation
             8 of the paper); "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (the paper's training runs); "geometric",
             exp(-1/τ), where τ grows by a constant factor from head to head (the named sizes for training from scratch;
-            docs/results.md says why); "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1 (a Linear Transformer); a
-            list with one number in (0, 1] per head; or one list per layer.
+            docs/results.md says why); "alibi", exp(-2^(-8(i+1)/H)), the slopes of ALiBi (arXiv 2108.12409); "none", 1 (a
+            Linear Transformer); a list with one number in (0, 1] per head; or one list per layer.
         decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens; or one pair per layer.
             A single head has the geometric mean of both.
         use_rotary (`bool`): whether queries and keys are rotated by position (RoPE, or xPos without magnitudes).
@@ -122,16 +114,14 @@ class RetNetConfig(PresetsMixin, KnownFieldsMixin, PreTrainedConfig):
             feed-forward.
         initialization (`str`): "xavier", the paper's (gain 2^-2.5 for q, k, v and gate, 2^-1 for the output projection);
             "deepnet", the same divided by (8 L)^(1/4) for values, output projection and feed-forward; "normal",
-            N(0, initializer_range) everywhere; "fan_in", U(-1/√n, 1/√n) for matrices with n columns, and 1/√3, their
-            standard deviation times √n, for norms of queries and keys of retention. Together with `use_embedding_norm`,
-            "fan_in" lets small models learn fastest.
+            N(0, initializer_range) everywhere; "fan_in", U(-1/√n, 1/√n) for matrices with n columns, and 1/√3 for norms of
+            queries and keys of retention: with `use_embedding_norm`, small models learn fastest.
         initializer_range (`float`): standard deviation of embeddings, of heads unless "fan_in", of all matrices if "normal".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; by default chosen from the head sizes.
         kernels (`str`): implementation of retention on a GPU: "auto", kernels of this package if they support the device of
-            a call; "torch", operations of PyTorch; or "triton", kernels of this package. PyTorch computes
-            calls that the kernels do not cover, fail on or compute wrongly. Read when a model is created; the environment
-            variable RETNET_HF_KERNELS overrides it.
+            a call; "torch", PyTorch; or "triton", kernels of this package. PyTorch computes calls that the kernels do not
+            cover, fail on or compute wrongly. Read when a model is created. The variable RETNET_HF_KERNELS overrides it.
         max_position_embeddings (`int`, *optional*): sequence length of training, for tools that read it. It limits nothing.
             The attribute exists only if it is passed.
         tie_word_embeddings (`bool`), use_cache (`bool`), pad_token_id, bos_token_id, eos_token_id: as in transformers.
@@ -151,7 +141,7 @@ class RetNetConfig(PresetsMixin, KnownFieldsMixin, PreTrainedConfig):
 
     model_type = "retnet"
     is_hybrid = False
-    _presets = _SIZES
+    _presets = {name: dict(zip(_SIZES, shape)) for name, shape in _SHAPES.items()}
     keys_to_ignore_at_inference = ["past_key_values", "cache"]
     attribute_map = {
         "num_heads": "num_attention_heads",
