@@ -375,15 +375,15 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "travelling_code": (
         "remote_code",
         [
-            ("            for needed in sorted(module.needs, key=place_of):", "            for needed in module.needs:"),
+            ("            for needed in sorted(module.needs, key=order):", "            for needed in module.needs:"),
             ("    vars(saved)[name] = answer", "    pass"),
             ("if module in GPU:", "if False:"),
             ("    if unseen:", "    if False:"),
         ],
     ),
-    "adapter_targets": (
+    "configuration_checks": (
         "works_with_peft",
-        [('LAYERS + LATENT if is_language else "all-linear"', '"all-linear"')],
+        [('list(ADAPTED) if hasattr(self, "vocab_size") else "all-linear"', '"all-linear"')],
     ),
     "conversion/family_model_types": (
         "conversion_ling",

@@ -3,6 +3,7 @@
 
 import difflib
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..hub.adapter_targets import offer_to_adapters
 from ..hub.saving import TRAVELS, SavedWithCode
 
 
@@ -25,6 +25,11 @@ READ_BY_TRANSFORMERS = frozenset((
     "output_attentions", "partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta",
     "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype",
 ))  # fmt: skip
+# Linear layers that PEFT adapts by default in language models: all but heads, which it trains whole for some tasks.
+ADAPTED = (
+    *("q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "up_proj", "gate_proj", "down_proj"),
+    *("q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"),
+)
 DECAY_SCHEDULES = ("power_of_two", "log_linear", "alibi", "geometric", "none")
 
 
@@ -47,8 +52,26 @@ def scheduled_decays(schedule: str | Sequence[float], heads: int, decay_range: S
     return [math.exp(-math.exp(-exponent)) for exponent in (exponents if heads > 1 else [(first + last) / 2])]
 
 
-class KnownFieldsMixin(SavedWithCode):
-    """Mixin of configurations that refuse unknown names. Unknown names in files are allowed and become attributes."""
+class ConfigMixin(SavedWithCode):
+    """Mixin of configurations. They have named sizes, and refuse unknown fields; in files, these become attributes."""
+
+    _presets: dict[str, dict[str, Any]]  # fields of each named size
+
+    @classmethod
+    def presets(cls) -> tuple[str, ...]:
+        """Returns the names that `from_preset` accepts."""
+        return tuple(cls._presets)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any):
+        """Returns the configuration of a named size. Any field may be overridden.
+
+        Raises:
+            ValueError: for an unknown name.
+        """
+        if name not in cls._presets:
+            raise ValueError(f"preset must be one of {', '.join(cls._presets)}, got {name!r}.")
+        return cls(**(cls._presets[name] | overrides))
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
@@ -74,32 +97,20 @@ class KnownFieldsMixin(SavedWithCode):
         super().__post_init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields, and `auto_map` if code is saved with the model."""
-        offer_to_adapters(self.model_type, hasattr(self, "vocab_size"))
+        """Returns all fields, and `auto_map` if code is saved with the model.
+
+        Adds the model_type to PEFT's tables of default targets, for LoRA and all methods with the same targets. PEFT calls
+        `to_dict` before it looks the type up, so it need not be imported first.
+        """
+        for name, table in list(vars(sys.modules.get("peft.utils", object)).items()):
+            if (
+                name.endswith("_TARGET_MODULES_MAPPING")
+                and isinstance(table, dict)
+                and table.get("llama") == ["q_proj", "v_proj"]
+            ):
+                table.setdefault(self.model_type, list(ADAPTED) if hasattr(self, "vocab_size") else "all-linear")
         content = super().to_dict()
         return content if self.auto_map else {name: value for name, value in content.items() if name != "auto_map"}
-
-
-class PresetsMixin:
-    """Mixin of configurations with named sizes. `_presets` maps each name to its fields."""
-
-    _presets: dict[str, dict[str, Any]]
-
-    @classmethod
-    def presets(cls) -> tuple[str, ...]:
-        """Returns the names that `from_preset` accepts."""
-        return tuple(cls._presets)
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any):
-        """Returns the configuration of a named size. Any field may be overridden.
-
-        Raises:
-            ValueError: for an unknown name.
-        """
-        if name not in cls._presets:
-            raise ValueError(f"preset must be one of {', '.join(cls._presets)}, got {name!r}.")
-        return cls(**(cls._presets[name] | overrides))
 
 
 class FieldChecks:

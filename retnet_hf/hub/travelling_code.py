@@ -31,13 +31,8 @@ PACKAGE = __name__.split(".")[0]
 ROOT = Path(__file__).parents[2]
 WIDTH = 120
 ROOMS = ("ops", "state", "modules", "arguments", "hub")  # their order in a file, before the model itself
-GPU = [
-    f"{PACKAGE}.gpu.{name}"
-    for name in (
-        *("launching", "retention_triton", "rotation_triton", "gates_triton", "cross_entropy_triton"),
-        *("kernel_check", "cuda_graphs"),
-    )
-]
+_KERNELS = ("launching", "retention_triton", "rotation_triton", "gates_triton", "cross_entropy_triton", "kernel_check")
+GPU = [f"{PACKAGE}.gpu.{name}" for name in (*_KERNELS, "cuda_graphs")]
 GPU_FILE = "retnet_gpu"
 
 
@@ -114,22 +109,20 @@ def in_order(*names: str) -> dict[str, Module]:
     """Returns the named modules and all modules that they import, each after the modules that it imports."""
     found: dict[str, Module] = {}
 
+    def order(name: str) -> int:  # among modules that do not import each other
+        room = name.split(".")[1]
+        return ROOMS.index(room) if room in ROOMS else len(ROOMS)
+
     def visit(name: str) -> None:
         if name not in found:
             module = module_of(name)
-            for needed in sorted(module.needs, key=place_of):
+            for needed in sorted(module.needs, key=order):
                 visit(needed)
             found[name] = module
 
     for name in names:
         visit(name)
     return found
-
-
-def place_of(name: str) -> int:
-    """Returns the sort key of a module among modules that do not import each other."""
-    room = name.split(".")[1]
-    return ROOMS.index(room) if room in ROOMS else len(ROOMS)
 
 
 def import_lines(imports: set[tuple[str | None, str]], width: int = WIDTH) -> list[str]:
@@ -150,10 +143,8 @@ def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str
         main: the module that gives the file its docstring.
     """
     imports = {each for module in modules.values() for each in module.imports}
-    for module in modules.values():
-        for needed, names in module.needs.items():
-            if needed in others:
-                imports |= {(f".{others[needed]}", name) for name in names}
+    needs = [each for module in modules.values() for each in module.needs.items() if each[0] in others]
+    imports |= {(f".{others[needed]}", name) for needed, names in needs for name in names}
     of_triton = {(name, each) for name, each in imports if (name or each).split(".")[0] == "triton"}
     own = import_lines(imports - of_triton)
     if of_triton:  # transformers refuses files that import a package that is not installed, except within `try`

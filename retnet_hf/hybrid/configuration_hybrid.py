@@ -32,9 +32,8 @@ def fields_of(content: dict[str, Any], options: dict[str, Any]) -> dict[str, Any
     if "slope_offset" in options:
         content = content | {"slope_offset": options.pop("slope_offset")}
     is_ours = content.get("model_type") in (RetNetConfig.model_type, RetNetHybridConfig.model_type)
-    is_ours = is_ours and not content.get("attn")  # the softmax layers of a hybrid of fla
-    is_ours = is_ours and "slope_offset" not in content
-    families = None if is_ours else conversion("families")
+    foreign = not is_ours or content.get("attn") or "slope_offset" in content  # attn: softmax layers of a hybrid of fla
+    families = conversion("families") if foreign else None
     return content if families is None else families.fields_of(content)
 
 
@@ -258,8 +257,9 @@ class RetNetHybridConfig(RetNetConfig):
         if "linear_attention" not in self.layer_types:
             plan = {name: style for name, style in plan.items() if ".retention." not in name}
         if self.num_experts is not None:
-            plan |= {f"layers.*.mlp.shared.{name}": "colwise" for name in ("gate_proj", "up_proj")}
             plan |= {
+                "layers.*.mlp.shared.gate_proj": "colwise",
+                "layers.*.mlp.shared.up_proj": "colwise",
                 "layers.*.mlp.shared.down_proj": "rowwise",
                 "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
                 "layers.*.mlp.experts.down_proj": "rowwise",

@@ -8,7 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import FieldChecks, KnownFieldsMixin, PresetsMixin, scheduled_decays
+from ..arguments.configuration_checks import ConfigMixin, FieldChecks, scheduled_decays
 from ..ops.choices import FORMS, KERNELS
 from ..state.state_fingerprint import state_fingerprint
 from .configuration_dialects import read_dialect
@@ -63,7 +63,7 @@ _LEARNS_BEST = {
 
 
 @strict
-class RetNetConfig(PresetsMixin, KnownFieldsMixin, PreTrainedConfig):
+class RetNetConfig(ConfigMixin, PreTrainedConfig):
     r"""Configuration of a RetNet (arXiv 2307.08621). The defaults describe the 1.3B checkpoint of fla-hub.
 
     A `config.json` of flash-linear-attention, torchscale or syncdoth can be read without changes: its keys are translated.

@@ -5,10 +5,10 @@ from typing import Any
 
 from transformers.backbone_utils import BackboneConfigMixin
 
-from ..arguments.configuration_checks import FieldChecks, KnownFieldsMixin, PresetsMixin
+from ..arguments.configuration_checks import ConfigMixin, FieldChecks
 
 
-class VisionConfigMixin(PresetsMixin, KnownFieldsMixin, BackboneConfigMixin):
+class VisionConfigMixin(ConfigMixin, BackboneConfigMixin):
     """Names the outputs of the stem and the stages, and chooses a backbone's feature maps among them."""
 
     def _name_stages(self, stages: int, kwargs: dict[str, Any]) -> None:
