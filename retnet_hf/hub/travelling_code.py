@@ -40,9 +40,9 @@ class Module:
     """The parsed source of a module of this package.
 
     Attributes:
-        needs: the modules of this package that it imports at its top, with the imported names.
-        later: the modules of this package that it imports in functions.
-        imports: its other imports, as pairs (module, or None for `import name`; name).
+        needs: the modules of this package that it imports at its top, with the imported names. later: those that it imports
+            in functions, from the GPU file if it has the module, else from the package.
+        imports: its other imports at the top, as pairs (module, or None for `import name`; name).
         heading, summary: its file, and the first line of its docstring.
         licence, body: its first lines, and the source without these lines, docstring, imports and __all__.
     """
@@ -61,45 +61,34 @@ class Module:
         self.imports: set[tuple[str | None, str]] = set()
         statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
         for node in sorted(statements, key=lambda node: node.lineno, reverse=True):  # so that line numbers stay right
-            place = slice(node.lineno - 1, node.end_lineno)
-            at_top = node in tree.body
-            if isinstance(node, (ast.Import, ast.ImportFrom)) and at_top:
-                self._import(node)
-                del self.lines[place]
-            elif isinstance(node, ast.ImportFrom) and node.level:
-                self.lines[place] = self._import_later(node)
-            elif node is tree.body[0] or (at_top and ast.unparse(node).startswith("__all__")):
-                del self.lines[place]
-        self.licence, self.body = self.lines[:2], "\n".join(self.lines[2:]).strip("\n")
-
-    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
-        names = set(map(ast.unparse, node.names))
-        if getattr(node, "level", 0):
-            if node.module is None or any(alias.asname for alias in node.names):
+            place, at_top, indent = slice(node.lineno - 1, node.end_lineno), node in tree.body, " " * node.col_offset
+            is_import, is_relative = isinstance(node, (ast.Import, ast.ImportFrom)), getattr(node, "level", 0) > 0
+            module = getattr(node, "module", None)
+            names = list(map(ast.unparse, node.names)) if is_import else []
+            if is_relative and at_top and (module is None or any(alias.asname for alias in node.names)):
                 raise ValueError(
                     f"{self.heading}, line {node.lineno}: code to be saved must import names of this package without `as`."
                 )
-            self.needs.setdefault(self.absolute(node), set()).update(names)
-        else:
-            self.imports |= {(getattr(node, "module", None), name) for name in names}
-
-    def _import_later(self, node: ast.ImportFrom) -> list[str]:
-        """Returns the lines of an import in a function: from the GPU file if it has the module, else from the package."""
-        names, indent = ", ".join(map(ast.unparse, node.names)), " " * node.col_offset
-        module = self.absolute(node)
-        self.later.add(module)
-        if module in GPU:
-            return [f"{indent}from .{GPU_FILE} import {names}"]
-        return [
-            f"{indent}try:",
-            f"{indent}    from {module} import {names}",
-            f"{indent}except ImportError as error:",
-            f'{indent}    raise ImportError("This needs the package {PACKAGE}, which is not installed.") from error',
-        ]
-
-    def absolute(self, node: ast.ImportFrom) -> str:
-        """Returns the absolute name of the module of a relative import."""
-        return ".".join([*self.name.split(".")[: -node.level], node.module])
+            if is_relative:
+                module = ".".join([*name.split(".")[: -node.level], module])
+            if is_relative and at_top:
+                self.needs.setdefault(module, set()).update(names)
+            elif is_relative:
+                self.later.add(module)
+            elif is_import and at_top:
+                self.imports |= {(module, imported) for imported in names}
+            if at_top and (is_import or node is tree.body[0] or ast.unparse(node).startswith("__all__")):
+                del self.lines[place]
+            elif is_relative and module in GPU:
+                self.lines[place] = [f"{indent}from .{GPU_FILE} import {', '.join(names)}"]
+            elif is_relative:
+                self.lines[place] = [
+                    f"{indent}try:",
+                    f"{indent}    from {module} import {', '.join(names)}",
+                    f"{indent}except ImportError as error:",
+                    f'{indent}    raise ImportError("This needs the package {PACKAGE}, which is not installed.") from error',
+                ]
+        self.licence, self.body = self.lines[:2], "\n".join(self.lines[2:]).strip("\n")
 
 
 module_of = functools.cache(Module)  # files of several classes share modules

@@ -43,8 +43,7 @@ def read_dialect(given: dict[str, Any], aliases: Collection[str]) -> tuple[dict[
     """Translates keys of another library's config.json. Returns fields of RetNetConfig, and the remaining keys.
 
     Args:
-        given: keys of the file that are not fields of RetNetConfig.
-        aliases: aliases of fields. They are not translated.
+        given: keys of the file that are not fields of RetNetConfig. aliases: those of fields, which are not translated.
 
     Raises:
         ValueError: if a key that changes the computation has a value without a counterpart here.
@@ -79,10 +78,9 @@ def read_dialect(given: dict[str, Any], aliases: Collection[str]) -> tuple[dict[
         }
         if "share_decoder_input_output_embed" in left:
             fields["tie_word_embeddings"] = left.pop("share_decoder_input_output_embed")
-    known = {*aliases, "hidden_ratio", *READ_BY_TRANSFORMERS}
-    kept = {key: value for key, value in left.items() if value is not None and (key in known or key.startswith("_"))}
+    known = {*aliases, "hidden_ratio", *READ_BY_TRANSFORMERS, *(key for key in left if key.startswith("_"))}
+    kept = {key: value for key, value in left.items() if value is not None and key in known}
     without_effect = _WITHOUT_EFFECT_IN_TORCHSCALE | WITHOUT_EFFECT_IN_TRANSFORMERS | set(GenerationConfig().to_dict())
-    unknown = left.keys() - known - without_effect - {key for key in left if key.startswith("_")}
-    if unknown:
+    if unknown := left.keys() - known - without_effect:
         logger.warning(f"RetNetConfig drops unknown keys of another library's config.json: {', '.join(sorted(unknown))}.")
     return fields, kept
