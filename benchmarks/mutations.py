@@ -612,7 +612,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("if pixel_values.dim() != 4 or pixel_values.shape[1] != num_channels:", "if pixel_values.dim() != 4:"),
             ("if 0 in pixel_values.shape:", "if False:"),
             ("pixel_values.to(next(self.stem.parameters()).dtype)", "pixel_values"),
-            ("if name in self.out_features", "if True"),
+            ("if each[0] in self.out_features", "if True"),
             ("accepts_loss_kwargs = False", "accepts_loss_kwargs = True"),
         ],
     ),

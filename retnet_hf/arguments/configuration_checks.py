@@ -116,6 +116,15 @@ class ConfigMixin(SavedWithCode):
 class FieldChecks:
     """Checks of fields. Each raises ValueError with the field, the allowed values and the given value."""
 
+    RULES = {
+        "positive": lambda value: value > 0,
+        "positive, or None": lambda value: value is None or value > 0,
+        "a positive integer": lambda value: value > 0,
+        "a positive integer or None": lambda value: value is None or value > 0,
+        "positive integers": lambda values: all(value > 0 for value in values),
+        "in [0, 1)": lambda value: 0 <= value < 1,
+    }
+
     def __init__(self, config: PreTrainedConfig) -> None:
         self.config = config
 
@@ -126,27 +135,10 @@ class FieldChecks:
     def one_of(self, field: str, allowed: tuple[str, ...]) -> None:
         self.require(getattr(self.config, field) in allowed, field, "one of " + ", ".join(allowed))
 
-    def each(self, fields: Sequence[str], allows: Callable[[Any], bool], allowed: str) -> None:
+    def each(self, allowed: str, *fields: str, allows: Callable[[Any], bool] | None = None) -> None:
+        """Checks fields by the rule of `RULES` for what is allowed, or by `allows`."""
         for field in fields:
-            self.require(allows(getattr(self.config, field)), field, allowed)
-
-    def positive(self, *fields: str) -> None:
-        self.each(fields, lambda value: value > 0, "positive")
-
-    def positive_integer(self, *fields: str) -> None:
-        self.each(fields, lambda value: value > 0, "a positive integer")
-
-    def positive_integers(self, *fields: str) -> None:
-        self.each(fields, lambda values: all(value > 0 for value in values), "positive integers")
-
-    def positive_integer_or_none(self, *fields: str) -> None:
-        self.each(fields, lambda value: value is None or value > 0, "a positive integer or None")
-
-    def positive_or_none(self, *fields: str) -> None:
-        self.each(fields, lambda value: value is None or value > 0, "positive, or None")
-
-    def rate(self, *fields: str) -> None:
-        self.each(fields, lambda value: 0 <= value < 1, "in [0, 1)")
+            self.require((allows or self.RULES[allowed])(getattr(self.config, field)), field, allowed)
 
     def activation(self, *fields: str, allowed: str = "a name of transformers.activations.ACT2FN") -> None:
         from transformers.activations import ACT2FN  # importing it takes a second
@@ -154,7 +146,7 @@ class FieldChecks:
         def allows(value: str | list[str | None] | None) -> bool:  # None only if the field's type allows it
             return all(name is None or name in ACT2FN for name in (value if isinstance(value, list) else [value]))
 
-        self.each(fields, allows, allowed)
+        self.each(allowed, *fields, allows=allows)
 
     def decay_schedule(self, layers: int = 0) -> None:
         """Checks that `decay_schedule` is a name, a list of decays or, with `layers`, a list of one such list per layer."""

@@ -290,24 +290,24 @@ class RetNetHybridConfig(RetNetConfig):
         # latent attention
         sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
-        check.positive_integer_or_none("kv_lora_rank", "q_lora_rank", *sizes)
+        check.each("a positive integer or None", "kv_lora_rank", "q_lora_rank", *sizes)
         if self.kv_lora_rank is None:
-            check.each(("q_lora_rank", *sizes), lambda value: value is None, "None without kv_lora_rank")
+            check.each("None without kv_lora_rank", "q_lora_rank", *sizes, allows=lambda value: value is None)
         else:
-            check.each(sizes, lambda value: value is not None, "a number if kv_lora_rank is given")
+            check.each("a number if kv_lora_rank is given", *sizes, allows=lambda value: value is not None)
             check.require(self.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim", "even")
             without = "sliding_attention" not in self.layer_types
             check.require(without, "layer_types", "without sliding_attention if kv_lora_rank is given")
-            check.each(OF_ATTENTION, lambda value: value is None, "None if kv_lora_rank is given")
+            check.each("None if kv_lora_rank is given", *OF_ATTENTION, allows=lambda value: value is None)
             valid = rope_type == "default" or not self.use_rotary
             check.require(valid, "rope_parameters", "of rope_type default if kv_lora_rank is given")
 
         # heads
         check.activation("value_act", "attention_gate_act")
-        check.positive_or_none("head_norm_eps", "attention_residual_multiplier", "mlp_residual_multiplier")
-        check.positive_or_none("qk_norm_eps", "logits_scaling")
-        check.positive_integer_or_none("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim")
-        check.positive_integer_or_none("attention_max_length")
+        check.each("positive, or None", "head_norm_eps", "attention_residual_multiplier", "mlp_residual_multiplier")
+        check.each("positive, or None", "qk_norm_eps", "logits_scaling")
+        check.each("a positive integer or None", "attention_num_heads", "attention_num_key_value_heads")
+        check.each("a positive integer or None", "attention_head_dim", "attention_max_length")
         check.require(self.logits_scaling is None or not self.bidirectional, "logits_scaling", "None in an encoder")
         groups = self.head_norm_groups
         valid = groups is None or (groups > 0 and heads % groups == 0 and self.use_head_norm)
@@ -339,7 +339,7 @@ class RetNetHybridConfig(RetNetConfig):
         # experts
         experts, groups, chosen = self.num_experts, self.n_group or 1, self.topk_group or 1
         check.one_of("router_act", ("softmax", "sigmoid"))
-        check.positive_integer_or_none("num_experts", "moe_intermediate_size")
+        check.each("a positive integer or None", "num_experts", "moe_intermediate_size")
         valid = experts is None or (self.use_gated_mlp and experts % groups == 0 and chosen <= groups)
         allowed = f"None, or a multiple of n_group ({groups}) with topk_group ({chosen}) <= n_group and use_gated_mlp=True"
         check.require(valid, "num_experts", allowed)

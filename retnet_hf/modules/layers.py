@@ -1,11 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Linear layers and norms of a model, and their first weights as `config.initialization` says.
-
-"xavier" and "deepnet" initialise the projections of layers by Xavier's rule, as in the paper. "deepnet" makes them smaller
-with depth on the path of values (arXiv 2203.00555). "fan_in" initialises every matrix by its number of inputs, and the norms
-of queries and keys of retention so that both begin with the size that they have without a norm. "normal" leaves the matrices
-to transformers.
-"""
+"""Linear layers and norms of a model, and their first weights as `initialization` of `RetNetConfig` says."""
 
 from torch import Tensor, nn
 from transformers import initialization as init
@@ -27,7 +21,7 @@ def projection(
     """Returns a projection of a layer, with attributes for `init_weights`. bitsandbytes would not quantise a derived class.
 
     Args:
-        gain: of Xavier's initialisation. on_value_path: whether DeepNet's makes the weight smaller with depth.
+        gain: of Xavier's initialisation. on_value_path: whether DeepNet's (arXiv 2203.00555) shrinks the weight with depth.
     """
     linear = nn.Linear(in_features, out_features, bias=bias)
     linear.xavier_gain, linear.on_value_path = gain, on_value_path

@@ -96,8 +96,7 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
             with the parameters that transformers defines for it; and `partial_rotary_factor` (1), the share of a head's
             pairs that is rotated, from the first on.
         qkv_bias (`bool`): whether the projections to queries, keys and values have biases, as in Qwen2.
-        use_qk_norm (`bool`): whether each head's queries and keys pass an RMS norm before they are rotated, with weights
-            that all heads share, as in Qwen3.
+        use_qk_norm (`bool`): whether queries and keys pass an RMS norm by head before rotation, with shared weights (Qwen3).
         use_output_gate (`bool`), output_gate_act (`str`): whether retention has an output gate, and its activation.
         use_head_norm (`bool`), head_norm_affine (`bool`): whether each head's output passes an RMS norm, and whether that
             norm has a weight, shared by all heads. Alias of `head_norm_affine`: `elementwise_affine`.
@@ -110,8 +109,7 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         residual_multiplier (`float`): factor on the residual stream when a branch is added to it (DeepNet's alpha).
         bidirectional (`bool`): whether tokens also see later tokens, with decay γ^|n-m|, in an encoder without a state.
         rms_norm_eps (`float`): epsilon of every norm. Alias `norm_eps`.
-        hidden_dropout (`float`), activation_dropout (`float`): dropout on embeddings and branches, and inside the
-            feed-forward.
+        hidden_dropout (`float`), activation_dropout (`float`): dropout on embeddings and branches, and in the feed-forward.
         initialization (`str`): "xavier", the paper's (gain 2^-2.5 for q, k, v and gate, 2^-1 for the output projection);
             "deepnet", the same divided by (8 L)^(1/4) for values, output projection and feed-forward; "normal",
             N(0, initializer_range) everywhere; "fan_in", U(-1/√n, 1/√n) for matrices with n columns, and 1/√3 for norms of
@@ -395,8 +393,9 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
     def validate_architecture(self) -> None:
         """Checks that each field has an allowed value and that the fields fit each other. Called by `@strict` validation."""
         check, heads, layers = FieldChecks(self), self.num_attention_heads, self.num_hidden_layers
-        check.positive_integer("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        check.positive_integer_or_none("chunk_size")
+        check.each("a positive integer", "vocab_size", "hidden_size", "num_hidden_layers")
+        check.each("a positive integer", "num_attention_heads", "intermediate_size")
+        check.each("a positive integer or None", "chunk_size")
         divides = 0 < self.num_key_value_heads <= heads and heads % self.num_key_value_heads == 0
         check.require(divides, "num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
@@ -417,8 +416,8 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         check.one_of("norm_position", ("pre", "post"))
         check.one_of("initialization", INITIALIZATIONS)
         check.activation("hidden_act", "output_gate_act", "feature_map")
-        check.rate("hidden_dropout", "activation_dropout")
-        check.positive("rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
+        check.each("in [0, 1)", "hidden_dropout", "activation_dropout")
+        check.each("positive", "rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
         check.decay_schedule(layers)
         check.decay_range(layers)
         named = not isinstance(self.feature_map, list) or len(self.feature_map) >= layers

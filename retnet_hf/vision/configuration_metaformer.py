@@ -64,13 +64,11 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
             activation.
         use_head_norm (`bool`): RMS norm on the output of each head in "retention" and "manhattan".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise".
-        use_layer_scale (`bool`), layer_scale_init_value (`float`): learned factors on the branches of a block, and their
-            initial value.
+        use_layer_scale (`bool`), layer_scale_init_value (`float`): learned factors on branches, and their first value.
         layer_norm_eps (`float`): epsilon of every norm.
         drop_path_rate (`float`): stochastic depth of the last block. The rate rises linearly from 0 in the first block.
         initializer_range (`float`): standard deviation of the weights.
-        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, from
-            "stem", "stage1", … ; the last stage if both are absent.
+        out_features, out_indices (lists, *optional*): maps of a backbone, from "stem", "stage1", …; if absent, the last.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: names a field of the wrong type or value, the value and what is allowed.
@@ -155,12 +153,12 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         check.require(set(self.token_mixers) <= set(TOKEN_MIXERS), "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}")
         both_ways = self.bidirectional or "manhattan" not in self.token_mixers
         check.require(both_ways, "bidirectional", "True if token_mixers contains manhattan, which is bidirectional")
-        check.positive_integers("depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides")
+        check.each("positive integers", "depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides")
         check.require(all(number >= 0 for number in self.padding), "padding", "0 or positive")
         check.require(self.pool_size > 0 and self.pool_size % 2 == 1, "pool_size", "odd and positive")
         not_empty = all(int(self.mlp_ratio * size) > 0 for size in sizes)
         check.require(not_empty, "mlp_ratio", f"large enough that times each of hidden_sizes ({sizes}) it is at least 1")
-        check.positive("key_expansion", "value_expansion")
+        check.each("positive", "key_expansion", "value_expansion")
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
             expansion = getattr(self, field)
             expanded = [(size * expansion, heads) for name, size, heads in stages if name in MIXERS_WITH_HEADS]

@@ -55,8 +55,7 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         decay_exponents (`list[float]`), decay_exponent_ranges (`list[float]`): γ of head i of N is
             1 - 2^(-exponent - range · i / N).
         rope_theta (`float`): the tokens, counted row by row, are rotated by frequencies rope_theta^(-linspace(0, 1, K/2)).
-        use_layer_scale (`list[bool]`), layer_scale_init_value (`float`): learned factors on the branches of a block, and
-            their initial value.
+        use_layer_scale (`list[bool]`), layer_scale_init_value (`float`): learned factors on branches, and their first value.
         projection_size (`int`): width of the classifier's hidden layer.
         token_classifier_input (`str`, *optional*): adds the classifier of single tokens that the token-label (starred)
             releases have, on the last stage's "hidden_states" or on their "projection".
@@ -66,8 +65,7 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
             have 1e-5.
         drop_path_rate (`float`): stochastic depth of the last block. The rate rises linearly from 0 in the first block.
         initializer_range (`float`): standard deviation of the weights of linear layers.
-        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, from
-            "stem", "stage1", … ; the last stage if both are absent.
+        out_features, out_indices (lists, *optional*): maps of a backbone, from "stem", "stage1", …; if absent, the last.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: names a field of the wrong type or value, the value and what is allowed.
@@ -133,7 +131,7 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
     def validate_architecture(self) -> None:
         """Checks the fields, each alone and together, as part of `@strict` validation."""
         check, sizes = self._checked_stages(), self.hidden_sizes
-        check.positive_integers("hidden_sizes", "depths", "num_attention_heads")
+        check.each("positive integers", "hidden_sizes", "depths", "num_attention_heads")
         allowed = "even in the first stage, because the stem begins with half that width"
         check.require(sizes[0] % 2 == 0, "hidden_sizes", allowed)
         even = all(size % (2 * number) == 0 for size, number in zip(sizes, self.num_attention_heads))
@@ -152,7 +150,7 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         known = self.token_classifier_input in (None, *TOKEN_CLASSIFIER_INPUTS)
         check.require(known, "token_classifier_input", f"None, {' or '.join(TOKEN_CLASSIFIER_INPUTS)}")
         check.activation("hidden_act", "projection_act")
-        check.positive("projection_size", "batch_norm_eps")
+        check.each("positive", "projection_size", "batch_norm_eps")
         check.require(self.rope_theta >= 1, "rope_theta", "1 or more")
 
 

@@ -44,7 +44,7 @@ class StagedConfigMixin(VisionConfigMixin):
         check, stages = FieldChecks(self), len(self.depths)
         check.require(stages > 0, "depths", "a list of at least one number")
         allowed = f"a list of one value per stage (depths has {stages})"
-        check.each(self._per_stage, lambda values: len(values) == stages, allowed)
-        check.positive("num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
-        check.rate("drop_path_rate")
+        check.each(allowed, *self._per_stage, allows=lambda values: len(values) == stages)
+        check.each("positive", "num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
+        check.each("in [0, 1)", "drop_path_rate")
         return check

@@ -69,8 +69,7 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         use_per_head_projections (`bool`): whether each head's projections read only its slice of the hidden state.
         use_retention_norm (`bool`), retention_act (`str`, *optional*): layer norm over the outputs of all heads, and the
             activation after it, a name of ACT2FN.
-        use_layer_scale (`bool`), layer_scale_init_value (`float`): learned factors on the branches of a block, and their
-            initial value.
+        use_layer_scale (`bool`), layer_scale_init_value (`float`): learned factors on branches, and their first value.
         layer_norm_eps (`float`): epsilon of every norm.
         embedding_dropout (`float`), hidden_dropout (`float`), activation_dropout (`float`): dropout of the embeddings, of
             the output of each branch, and inside the feed-forward network.
@@ -79,8 +78,7 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head size if absent.
         apply_layernorm (`bool`): whether the last norm is applied to the feature maps of a backbone.
-        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, from
-            "stem", "stage1", … ; the last stage if both are absent.
+        out_features, out_indices (lists, *optional*): maps of a backbone, from "stem", "stage1", …; if absent, the last.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: names a field of the wrong type or value, the value and what is allowed.
@@ -176,15 +174,14 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
     def validate_architecture(self) -> None:
         """Checks the fields, each alone and together, as part of `@strict` validation."""
         check = FieldChecks(self)
-        check.positive_integer(
-            "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"
-        )
+        check.each("a positive integer", "num_channels", "hidden_size", "num_hidden_layers")
+        check.each("a positive integer", "num_attention_heads", "intermediate_size")
         for field in ("image_size", "patch_size"):
             size = _pair(getattr(self, field))
             check.require(len(size) == 2 and min(size) > 0, field, "a positive integer, or a pair of height and width")
         whole_patches = all(image % patch == 0 for image, patch in zip(self.image_shape, self.patch_shape))
         check.require(whole_patches, "image_size", f"a multiple of patch_size ({self.patch_size})")
-        check.positive_integer_or_none("chunk_size")
+        check.each("a positive integer or None", "chunk_size")
         divides = self.hidden_size % self.num_attention_heads == 0
         check.require(divides, "num_attention_heads", f"a divisor of hidden_size ({self.hidden_size})")
         check.one_of("pooling", POOLINGS)
@@ -196,8 +193,8 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
             check.require(not self.bidirectional, "mirror_sequence", allowed)
             allowed = "last_patch, mean or mean_but_first if mirror_sequence is True"
             check.require(self.pooling != "class_token", "pooling", allowed)
-        check.rate("embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate")
-        check.positive("layer_norm_eps", "initializer_range", "layer_scale_init_value")
+        check.each("in [0, 1)", "embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate")
+        check.each("positive", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
         check.decay_schedule()
         check.decay_range()
 

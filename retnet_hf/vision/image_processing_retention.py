@@ -139,10 +139,10 @@ class RetentionImageProcessing(SavedWithCode):
         **kwargs,
     ) -> np.ndarray | Tensor:
         """Returns an image as (channels, height, width), in the type of the backend, in RGB if `do_convert_rgb`."""
-        if do_convert_rgb and isinstance(image, PIL.Image.Image):
-            image, input_data_format = rgb_of_picture(image), ChannelDimension.FIRST
-        elif do_convert_rgb:
-            image, input_data_format = rgb_of_array(image, input_data_format), ChannelDimension.FIRST
+        if do_convert_rgb:
+            is_picture = isinstance(image, PIL.Image.Image)
+            image = rgb_of_picture(image) if is_picture else rgb_of_array(image, input_data_format)
+            input_data_format = ChannelDimension.FIRST
         if self.backend == "pil" and isinstance(image, Tensor):
             image = image.cpu()
         return super().process_image(image, do_convert_rgb=False, input_data_format=input_data_format, **kwargs)

@@ -69,8 +69,7 @@ class RMTPositions(ComputedBuffer):
 
     def __init__(self, config: RMTConfig, stage: int) -> None:
         super().__init__()
-        self.config = config
-        self.stage = stage
+        self.config, self.stage = config, stage
         self.decomposed = config.attention_types[stage] == "decomposed"
         self.decay = HeadDecay(config.decays(stage))
         self.frequency = nn.Buffer(self.compute(), persistent=False)
@@ -327,9 +326,8 @@ class RMTForImageClassification(ImageClassifierMixin, RMTPreTrainedModel):
         self.classifier = classifier(config.projection_size, config.num_labels)
         self.token_classifier = None
         if config.token_classifier_input is not None and config.num_labels > 0:
-            on_projection = config.token_classifier_input == "projection"
-            size = config.projection_size if on_projection else config.hidden_size
-            self.token_classifier = classifier(size, config.num_labels)
+            sizes = {"projection": config.projection_size, "hidden_states": config.hidden_size}
+            self.token_classifier = classifier(sizes[config.token_classifier_input], config.num_labels)
         self.post_init()
 
     def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:
