@@ -177,9 +177,9 @@ def derived_files(cls: type) -> dict[str, str]:
     Raises:
         ValueError: if the code cannot be saved.
     """
-    file = getattr(sys.modules[cls.__module__], "__file__", None)
+    file, refused = getattr(sys.modules[cls.__module__], "__file__", None), f"The code of {cls.__name__} cannot be saved:"
     if file is None:
-        raise ValueError(f"The code of {cls.__name__} cannot be saved: its module {cls.__module__} is not a file.")
+        raise ValueError(f"{refused} its module {cls.__module__} is not a file.")
     sources = sources_of(Path(file))
     uses = [use for source in sources.values() for _, uses in imports_from_here(source) for use in uses]
     used = (getattr(module, name, None) for _, module, names in uses for name in names)
@@ -187,17 +187,12 @@ def derived_files(cls: type) -> dict[str, str]:
     files: dict[str, str] = {}
     for text in sorted(map(files_of, bases), key=lambda files: sum(map(len, files.values())), reverse=True):
         if not all(top_level(source) <= set().union(*map(top_level, files.values())) for source in text.values()):
-            clash = [name for name in text if files.get(name, text[name]) != text[name]]
-            if clash:
-                raise ValueError(
-                    f"The code of {cls.__name__} cannot be saved: {clash[0]}.py would belong to two families of models. "
-                    "Derive them in separate modules."
-                )
+            if clash := [name for name in text if files.get(name, text[name]) != text[name]]:
+                advice = "Derive them in separate modules."
+                raise ValueError(f"{refused} {clash[0]}.py would belong to two families of models. {advice}")
             files |= text
     if both := files.keys() & sources.keys():
-        raise ValueError(
-            f"The code of {cls.__name__} cannot be saved: {min(both)}.py is also a file of {PACKAGE}. Rename yours."
-        )
+        raise ValueError(f"{refused} {min(both)}.py is also a file of {PACKAGE}. Rename yours.")
     return files | {name: with_files(name, source, files) for name, source in sources.items()}
 
 
