@@ -149,24 +149,19 @@ def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str
 def files_of(cls: type) -> dict[str, str]:
     """Returns the files of a class of this package, as a dict of sources by file name without ".py"."""
     main, config_class = cls.__module__, getattr(cls, "config_class", None)
-    of_config, files = {}, {}
+    file, of_config, files = main.split(".")[-1], {}, {}
     if config_class is not None:
         of_config = in_order(config_class.__module__)
-        files = {last_part(config_class.__module__): merged(of_config, {}, config_class.__module__)}
+        files = {config_class.__module__.split(".")[-1]: merged(of_config, {}, config_class.__module__)}
     modules = {name: module for name, module in in_order(main).items() if name not in of_config}
     others = dict.fromkeys(of_config, next(iter(files), ""))
-    files[last_part(main)] = merged(modules, others, main)
+    files[file] = merged(modules, others, main)
     asked = [name for name in GPU if any(name in module.later for module in modules.values())]
     if asked:
-        others |= dict.fromkeys(modules, last_part(main))
+        others |= dict.fromkeys(modules, file)
         kernels = {name: module for name, module in in_order(*asked).items() if name not in others}
         files[GPU_FILE] = merged(kernels, others, next(iter(kernels)))
     return files
-
-
-def last_part(module: str) -> str:
-    """Returns the name of a module without its package."""
-    return module.rpartition(".")[2]
 
 
 def derived_files(cls: type) -> dict[str, str]:
@@ -296,7 +291,7 @@ def code_beside(saved: Any, folder: str | os.PathLike) -> Iterator[None]:
             partial.write_text(text, encoding="utf-8")
             partial.replace(Path(folder) / f"{name}.py")
     config = getattr(saved, "config", saved)
-    reference = f"{last_part(cls.__module__)}.{cls.__name__}"
+    reference = f"{cls.__module__.split('.')[-1]}.{cls.__name__}"
     config.auto_map = (getattr(config, "auto_map", None) or {}) | {cls._auto_class: reference}
     # transformers reads this attribute to decide whether it copies modules itself.
     name, answer = ("is_remote_code", lambda: False) if isinstance(saved, nn.Module) else ("_auto_class", None)

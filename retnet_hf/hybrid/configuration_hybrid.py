@@ -62,11 +62,9 @@ class RetNetHybridConfig(RetNetConfig):
             `qkv_bias`, `use_qk_norm` and the `rope_theta` of softmax layers; the same as in retention if absent.
         attention_max_length (`int`, *optional*): the most tokens of a row, with padding, that "full_attention" accepts; any
             number if absent. For models that attend to blocks of longer texts, which is not supported.
-        attention_log_base (`float`, *optional*): if a is given, softmax queries at position t are multiplied by
-            ln(t + a) / ln a.
+        attention_log_base (`float`, *optional*): a in ln(t + a) / ln a, a factor on softmax queries at position t, if given.
         sliding_window (`int`, *optional*): tokens that a token of "sliding_attention" sees, itself included.
-        attention_sinks (`int`): how many of the first tokens of a document stay visible in addition to the window of
-            "sliding_attention" (arXiv 2309.17453).
+        attention_sinks (`int`): first tokens of a document that stay visible beside the window (arXiv 2309.17453).
         attention_sink_distance (`int`, *optional*): the largest distance, in positions, at which a token sees the first
             token, so that windows work in texts longer than the training texts: at least the window plus
             attention_sinks, minus 1. None for the real distance.
@@ -249,11 +247,8 @@ class RetNetHybridConfig(RetNetConfig):
         if self.learned_rotary_layers:
             plan["layers.*.retention.learned_rotation"] = "replicated_with_grad_allreduce"
         if self.has_softmax_attention and self.kv_lora_rank is None:  # latent attention is computed by every rank
-            plan |= self._tensor_parallel_mixer("attention", self.attention_gate_act is not None)
-            if self.attention_use_qk_norm is not None:
-                norms = [f"layers.*.attention.{name}_norm" for name in "qk"]
-                plan = {name: style for name, style in plan.items() if name not in norms}
-                plan |= dict.fromkeys(norms if self.attention_use_qk_norm else (), "replicated_with_grad_allreduce")
+            normed = self.use_qk_norm if self.attention_use_qk_norm is None else self.attention_use_qk_norm
+            plan |= self._tensor_parallel_mixer("attention", self.attention_gate_act is not None, normed)
         if "linear_attention" not in self.layer_types:
             plan = {name: style for name, style in plan.items() if ".retention." not in name}
         if self.num_experts is not None:

@@ -43,6 +43,8 @@ from .retention_forms import FORMS, compute_dtype, needs_autograd
 # Lines of up to this many states are combined by one matrix product, longer lines in blocks.
 COMBINED_AT_ONCE = 64
 
+Tile = tuple[int, int]  # rows and columns
+
 
 def default_tile_size(key_dim: int, value_dim: int) -> int:
     """Returns a side length of tiles that keeps both costs of the chunkwise form small.
@@ -130,7 +132,7 @@ def recurrent_manhattan_retention(query: Tensor, key: Tensor, value: Tensor, log
     return output
 
 
-def tile_of_grid(query: Tensor, value: Tensor, tile_size: int | tuple[int, int] | None) -> tuple[int, int]:
+def tile_of_grid(query: Tensor, value: Tensor, tile_size: int | Tile | None) -> Tile:
     """Returns rows and columns of a tile: `tile_size` or, if None, near `default_tile_size` to fill the grid evenly."""
     height, width, key_dim = query.shape[2:]
     if tile_size is not None:
@@ -140,13 +142,13 @@ def tile_of_grid(query: Tensor, value: Tensor, tile_size: int | tuple[int, int] 
     return -(-height // max(1, round(height / side))), -(-width // max(1, round(width / side)))
 
 
-def fill_tiles(tensor: Tensor, tile: tuple[int, int]) -> Tensor:
+def fill_tiles(tensor: Tensor, tile: Tile) -> Tensor:
     """Pads (B, H, Y, X, F) with zeros below and on the right to whole tiles. Keys of zero add nothing to any token."""
     rows, columns = (-length % size for length, size in zip(tensor.shape[2:4], tile))
     return pad(tensor, (0, 0, 0, columns, 0, rows)) if rows or columns else tensor
 
 
-def in_each_tile(function: Callable[..., Sequence[Tensor]], tile: tuple[int, int], *tensors: Tensor) -> list[Tensor]:
+def in_each_tile(function: Callable[..., Sequence[Tensor]], tile: Tile, *tensors: Tensor) -> list[Tensor]:
     """Returns the results of a function of (B, H, tiles, tokens of a tile, F), the tiles of one band of rows at a time."""
     bands = [tensor.unflatten(3, (-1, tile[1])).unflatten(2, (-1, tile[0])).transpose(3, 4) for tensor in tensors]
     results = [function(*band) for band in zip(*(band.flatten(4, 5).unbind(2) for band in bands))]
@@ -155,12 +157,7 @@ def in_each_tile(function: Callable[..., Sequence[Tensor]], tile: tuple[int, int
 
 
 def add_other_tiles(
-    within: Sequence[Tensor],
-    readers: Sequence[tuple[Tensor, bool]],
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    tile: tuple[int, int],
+    within: list[Tensor], readers: list[tuple[Tensor, bool]], key: Tensor, value: Tensor, log_decay: Tensor, tile: Tile
 ) -> list[Tensor]:
     """Adds what comes from other tiles to results `within` tiles, (B, H, Y, X, V). All tensors fill whole tiles.
 
@@ -201,7 +198,7 @@ def add_other_tiles(
 
 
 def chunkwise_manhattan_retention(
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, tile_size: int | tuple[int, int] | None = None
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, tile_size: int | Tile | None = None
 ) -> Tensor:
     """Computes the masked product in tiles, and states between them, in O(T) time and memory."""
     height, width = query.shape[2:4]

@@ -70,8 +70,7 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
     It is saved with the field names below.
 
     Args:
-        vocab_size (`int`): number of tokens.
-        hidden_size (`int`): width of the residual stream.
+        vocab_size (`int`): number of tokens. hidden_size (`int`): width of the residual stream.
         num_hidden_layers (`int`): number of blocks.
         num_attention_heads (`int`): query heads, each with its own decay. Alias `num_heads`.
         num_key_value_heads (`int`, *optional*): number of key and value heads, a divisor of `num_attention_heads` and by
@@ -284,16 +283,16 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
 
     def _tensor_parallel_plan(self) -> dict[str, str]:
         """Returns how tensor parallelism splits the weights of a model with this configuration."""
-        plan = self._tensor_parallel_mixer("retention", self.use_output_gate)
+        plan = self._tensor_parallel_mixer("retention", self.use_output_gate, self.use_qk_norm)
         if self.use_head_norm and self.head_norm_affine:
             plan["layers.*.retention.head_norm"] = "replicated_with_grad_allreduce"
         plan |= {f"layers.*.mlp.{name}": "colwise" for name in (["gate_proj"] if self.use_gated_mlp else []) + ["up_proj"]}
         return plan | {"layers.*.mlp.down_proj": "rowwise"}
 
-    def _tensor_parallel_mixer(self, mixer: str, gated: bool) -> dict[str, str]:
+    def _tensor_parallel_mixer(self, mixer: str, gated: bool, normed: bool) -> dict[str, str]:
         """Returns the part of the plan for a token mixer."""
         styles = dict.fromkeys((f"{name}_proj" for name in ("qkvg" if gated else "qkv")), "colwise")
-        styles |= dict.fromkeys(("q_norm", "k_norm") if self.use_qk_norm else (), "replicated_with_grad_allreduce")
+        styles |= dict.fromkeys(("q_norm", "k_norm") if normed else (), "replicated_with_grad_allreduce")
         return {f"layers.*.{mixer}.{name}": style for name, style in (styles | {"o_proj": "rowwise"}).items()}
 
     def validate_rope(self) -> None:

@@ -41,13 +41,9 @@ def register_causal(model_class: type) -> None:
 
 
 class EndedRows(StoppingCriteriaList):
-    """Stopping criteria that record which rows of a batch have ended. transformers fills these rows with padding tokens.
+    """Stopping criteria that record which rows of a batch have ended. transformers fills these rows with padding tokens."""
 
-    Attributes:
-        before_last: (B,) bool, the rows that had ended before the last token; None as long as no row has ended.
-    """
-
-    before_last: Tensor | None = None
+    before_last: Tensor | None = None  # (B,) bool, rows that had ended before the last token; None until a row has ended
     _ended: tuple[Tensor, Tensor] | None = None  # (B,) bool, and whether any row has ended, on the host
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:

@@ -46,22 +46,19 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
             "manhattan", retention over the grid, with decay γ^(|Δx| + |Δy|);
             "attention", softmax attention; "identity", no mixing.
         depths (`list[int]`): number of blocks in each stage. hidden_sizes (`list[int]`): width of each stage.
-        num_attention_heads (`list[int]`, *optional*): number of heads in each stage, for mixers with heads. If absent, heads
-            are about 32 wide.
+        num_attention_heads (`list[int]`, *optional*): heads of the mixer in each stage; about 32 wide if absent.
         patch_sizes, strides, padding (`list[int]`): kernel size, stride and padding of the first convolution of each stage.
         pool_size (`int`): side of the window of "pooling", odd.
         mlp_ratio (`float`): inner width of the feed-forward network divided by the stage's width, rounded down.
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
         key_expansion, value_expansion (`float`): total size of the queries, and of the values, divided by the stage's width.
         qkv_bias (`bool`): whether the projections to queries, keys, values and gate have biases.
-        bidirectional (`bool`): if False, a token in "retention" and "attention" sees only itself and earlier tokens. Must be
-            True with "manhattan".
+        bidirectional (`bool`): whether tokens see later ones in "retention" and "attention". Must be True with "manhattan".
         decay_schedule (`str` or `list[list[float]]`): γ of head i of H heads in "retention" and "manhattan": "rmt",
             1 - 2^(-2 - 4 i / H), the decays of RMT's first stages; a name of `RetNetConfig`, "power_of_two", "log_linear",
             "geometric", "alibi" or "none"; or a list that has, for each stage, one number in (0, 1] per head.
         decay_range (pair of `float`): τ of the first and the last head of "geometric", in tokens or in steps on the grid.
-        use_output_gate (`bool`), output_gate_act (`str`): the gate on the output of "retention" and "manhattan", and its
-            activation.
+        use_output_gate (`bool`), output_gate_act (`str`): gate on the output of "retention" and "manhattan"; its activation.
         use_head_norm (`bool`): RMS norm on the output of each head in "retention" and "manhattan".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise".
         use_layer_scale (`bool`), layer_scale_init_value (`float`): learned factors on branches, and their first value.

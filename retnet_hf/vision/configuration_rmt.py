@@ -47,13 +47,11 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         num_channels (`int`): colour channels of the images.
         image_size (`int` or a pair): size of the training images, for tools that read it. The model accepts any size.
         hidden_sizes (`list[int]`): width of each stage. The first must be even, because the stem begins with half of it.
-        depths (`list[int]`): number of blocks in each stage.
-        num_attention_heads (`list[int]`): number of heads in each stage. Each head has its own decay.
+        depths, num_attention_heads (`list[int]`): number of blocks, and of heads, each with its own decay, in each stage.
         mlp_ratios (`list[float]`): inner width of the feed-forward network divided by the stage's width, rounded down.
         attention_types (`list[str]`): "whole": all tokens attend to all tokens, with decay γ^(|Δrow| + |Δcolumn|).
             "decomposed": tokens attend along the rows with γ^|Δcolumn|, then along the columns with γ^|Δrow|.
-        decay_exponents (`list[float]`), decay_exponent_ranges (`list[float]`): γ of head i of N is
-            1 - 2^(-exponent - range · i / N).
+        decay_exponents, decay_exponent_ranges (`list[float]`): γ of head i of N is 1 - 2^(-exponent - range · i / N).
         rope_theta (`float`): the tokens, counted row by row, are rotated by frequencies rope_theta^(-linspace(0, 1, K/2)).
         use_layer_scale (`list[bool]`), layer_scale_init_value (`float`): learned factors on branches, and their first value.
         projection_size (`int`): width of the classifier's hidden layer.
@@ -61,8 +59,7 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
             releases have, on the last stage's "hidden_states" or on their "projection".
         hidden_act (`str`): activation of stem and feed-forward, a name of `transformers.activations.ACT2FN`.
         projection_act (`str`): activation of the classifier's hidden layer.
-        layer_norm_eps (`float`), batch_norm_eps (`float`): epsilons of the norms. The norms of feature maps in a backbone
-            have 1e-5.
+        layer_norm_eps, batch_norm_eps (`float`): epsilons of the norms; 1e-5 in a backbone's norms of feature maps.
         drop_path_rate (`float`): stochastic depth of the last block. The rate rises linearly from 0 in the first block.
         initializer_range (`float`): standard deviation of the weights of linear layers.
         out_features, out_indices (lists, *optional*): maps of a backbone, from "stem", "stage1", …; if absent, the last.

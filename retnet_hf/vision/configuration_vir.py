@@ -48,8 +48,7 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
     BrianPulfer/vision-retention-networks.
 
     Args:
-        image_size (`int` or a pair): height and width of the images for which positions are learned.
-        patch_size (`int` or a pair): height and width of a patch.
+        image_size, patch_size (`int` or a pair): height and width of an image with learned positions, and of a patch.
         num_channels (`int`): colour channels of the images.
         hidden_size (`int`), num_hidden_layers (`int`): width and number of the blocks.
         num_attention_heads (`int`): number of heads in each block. Each head has its own decay.
@@ -67,12 +66,10 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
             half sees all tokens. This is the authors' bidirectional mode. It needs a pooling of patches.
         qkv_bias (`bool`): whether the projections to queries, keys and values have biases.
         use_per_head_projections (`bool`): whether each head's projections read only its slice of the hidden state.
-        use_retention_norm (`bool`), retention_act (`str`, *optional*): layer norm over the outputs of all heads, and the
-            activation after it, a name of ACT2FN.
+        use_retention_norm (`bool`), retention_act (`str`, *optional*): layer norm over all heads, activation after it.
         use_layer_scale (`bool`), layer_scale_init_value (`float`): learned factors on branches, and their first value.
         layer_norm_eps (`float`): epsilon of every norm.
-        embedding_dropout (`float`), hidden_dropout (`float`), activation_dropout (`float`): dropout of the embeddings, of
-            the output of each branch, and inside the feed-forward network.
+        embedding_dropout, hidden_dropout, activation_dropout (`float`): dropout of embeddings, branches and inner activations.
         drop_path_rate (`float`): stochastic depth of the last block. The rate rises linearly from 0 in the first block.
         initializer_range (`float`): standard deviation of the truncated normal distribution of the initial weights.
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.

@@ -56,8 +56,7 @@ class ResidualBranch(nn.Module):
 
     def __init__(self, size: int, layer_scale: float | None, drop_path_rate: float, dropout: float = 0.0) -> None:
         super().__init__()
-        self.layer_scale = layer_scale
-        self.drop_path_rate = drop_path_rate
+        self.layer_scale, self.drop_path_rate = layer_scale, drop_path_rate
         self.dropout = nn.Dropout(dropout)
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((size,), float(layer_scale)))
 
