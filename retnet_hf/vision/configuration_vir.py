@@ -69,7 +69,7 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         use_retention_norm (`bool`), retention_act (`str`, *optional*): layer norm over all heads, activation after it.
         use_layer_scale (`bool`), layer_scale_init_value (`float`): learned factors on branches, and their first value.
         layer_norm_eps (`float`): epsilon of every norm.
-        embedding_dropout, hidden_dropout, activation_dropout (`float`): dropout of embeddings, branches and inner activations.
+        embedding_dropout, hidden_dropout, activation_dropout (`float`): dropout of embeddings, branches, feed-forward.
         drop_path_rate (`float`): stochastic depth of the last block. The rate rises linearly from 0 in the first block.
         initializer_range (`float`): standard deviation of the truncated normal distribution of the initial weights.
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
