@@ -9,7 +9,6 @@ from dataclasses import fields
 from typing import Any
 
 from transformers import GenerationConfig
-from transformers.configuration_utils import PreTrainedConfig
 
 from ..hub.saving import TRAVELS, SavedWithCode
 
@@ -31,6 +30,15 @@ ADAPTED = (
     *("q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"),
 )
 DECAY_SCHEDULES = ("power_of_two", "log_linear", "alibi", "geometric", "none")
+# Sentences about allowed values, and what they allow.
+RULES = {
+    "positive": lambda value: value > 0,
+    "positive, or None": lambda value: value is None or value > 0,
+    "a positive integer": lambda value: value > 0,
+    "a positive integer or None": lambda value: value is None or value > 0,
+    "positive integers": lambda values: all(value > 0 for value in values),
+    "in [0, 1)": lambda value: 0 <= value < 1,
+}
 
 
 def scheduled_decays(schedule: str | Sequence[float], heads: int, decay_range: Sequence[float] = (2, 512)) -> list[float]:
@@ -112,47 +120,32 @@ class ConfigMixin(SavedWithCode):
         content = super().to_dict()
         return content if self.auto_map else {name: value for name, value in content.items() if name != "auto_map"}
 
-
-class FieldChecks:
-    """Checks of fields. Each raises ValueError with the field, the allowed values and the given value."""
-
-    RULES = {
-        "positive": lambda value: value > 0,
-        "positive, or None": lambda value: value is None or value > 0,
-        "a positive integer": lambda value: value > 0,
-        "a positive integer or None": lambda value: value is None or value > 0,
-        "positive integers": lambda values: all(value > 0 for value in values),
-        "in [0, 1)": lambda value: 0 <= value < 1,
-    }
-
-    def __init__(self, config: PreTrainedConfig) -> None:
-        self.config = config
-
-    def require(self, condition: bool, field: str, allowed: str) -> None:
+    def _require(self, condition: bool, field: str, allowed: str) -> None:
+        """Raises ValueError with the field, what is allowed and the given value, unless the condition holds."""
         if not condition:
-            raise ValueError(f"{field} must be {allowed}, got {getattr(self.config, field)!r}.")
+            raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}.")
 
-    def one_of(self, field: str, allowed: tuple[str, ...]) -> None:
-        self.require(getattr(self.config, field) in allowed, field, "one of " + ", ".join(allowed))
+    def _require_one_of(self, field: str, allowed: tuple[str, ...]) -> None:
+        self._require(getattr(self, field) in allowed, field, "one of " + ", ".join(allowed))
 
-    def each(self, allowed: str, *fields: str, allows: Callable[[Any], bool] | None = None) -> None:
+    def _require_all(self, allowed: str, *fields: str, allows: Callable[[Any], bool] | None = None) -> None:
         """Checks fields by the rule of `RULES` for what is allowed, or by `allows`."""
         for field in fields:
-            self.require((allows or self.RULES[allowed])(getattr(self.config, field)), field, allowed)
+            self._require((allows or RULES[allowed])(getattr(self, field)), field, allowed)
 
-    def activation(self, *fields: str, allowed: str = "a name of transformers.activations.ACT2FN") -> None:
+    def _check_activation(self, *fields: str, allowed: str = "a name of transformers.activations.ACT2FN") -> None:
         from transformers.activations import ACT2FN  # importing it takes a second
 
         def allows(value: str | list[str | None] | None) -> bool:  # None only if the field's type allows it
             return all(name is None or name in ACT2FN for name in (value if isinstance(value, list) else [value]))
 
-        self.each(allowed, *fields, allows=allows)
+        self._require_all(allowed, *fields, allows=allows)
 
-    def decay_schedule(self, layers: int = 0) -> None:
+    def _check_decay_schedule(self, layers: int = 0) -> None:
         """Checks that `decay_schedule` is a name, a list of decays or, with `layers`, a list of one such list per layer."""
-        schedule, heads = self.config.decay_schedule, self.config.num_attention_heads
+        schedule, heads = self.decay_schedule, self.num_attention_heads
         if isinstance(schedule, str):
-            return self.one_of("decay_schedule", DECAY_SCHEDULES)
+            return self._require_one_of("decay_schedule", DECAY_SCHEDULES)
         lists, allowed = [schedule], f"num_attention_heads ({heads}) numbers in (0, 1]"
         if layers and any(isinstance(entry, list) for entry in schedule):
             lists, allowed = schedule, f"one list per layer (num_hidden_layers is {layers}) of {allowed}"
@@ -161,15 +154,15 @@ class FieldChecks:
         valid = (
             isinstance(decays, list) and len(decays) == heads and all(0 < each <= 1 for each in decays) for decays in lists
         )
-        self.require(len(lists) >= layers and all(valid), "decay_schedule", allowed)
+        self._require(len(lists) >= layers and all(valid), "decay_schedule", allowed)
 
-    def decay_range(self, layers: int = 0) -> None:
+    def _check_decay_range(self, layers: int = 0) -> None:
         """Checks that `decay_range` is a pair of time constants, or a list of pairs for `layers` layers."""
-        spans, fewest = self.config.decay_range, layers
+        spans, fewest = self.decay_range, layers
         allowed = "a pair of time constants in tokens, the first at least 0.1 and the second not below it"
         if spans and isinstance(spans[0], list):
             allowed += f", or a list of one pair for each of the {layers} layers"
         else:
             spans, fewest = [spans], 1
         valid = (len(span) == 2 and 0.1 <= span[0] <= span[1] for span in spans)
-        self.require(len(spans) >= fewest and all(valid), "decay_range", allowed)
+        self._require(len(spans) >= fewest and all(valid), "decay_range", allowed)

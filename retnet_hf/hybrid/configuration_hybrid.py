@@ -5,7 +5,6 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
-from ..arguments.configuration_checks import FieldChecks
 from ..hub.foreign import conversion
 from ..retnet.configuration_retnet import RetNetConfig
 
@@ -264,85 +263,85 @@ class RetNetHybridConfig(RetNetConfig):
 
     def validate_hybrid(self) -> None:
         """Checks the fields of a hybrid, as part of `@strict` validation."""
-        check, layers, heads = FieldChecks(self), self.num_hidden_layers, self.num_attention_heads
+        layers, heads = self.num_hidden_layers, self.num_attention_heads
         valid = len(self.layer_types) == layers and all(kind in KINDS for kind in self.layer_types)
         allowed = f"a list of num_hidden_layers ({layers}) names, each one of {', '.join(KINDS)}"
-        check.require(valid, "layer_types", allowed)
+        self._require(valid, "layer_types", allowed)
         valid = not (self.bidirectional and self.has_softmax_attention)
-        check.require(valid, "layer_types", "all linear_attention in an encoder")
+        self._require(valid, "layer_types", "all linear_attention in an encoder")
 
         # windows and sinks
         slides, window, sinks = "sliding_attention" in self._all_layer_types, self.sliding_window, self.attention_sinks
         valid = window > 0 if slides and window is not None else not slides
-        check.require(valid, "sliding_window", "a positive number of tokens, since layer_types has sliding_attention")
+        self._require(valid, "sliding_window", "a positive number of tokens, since layer_types has sliding_attention")
         allowed = "0, or a positive number of tokens if layer_types has sliding_attention"
-        check.require(sinks == 0 or (sinks > 0 and slides), "attention_sinks", allowed)
+        self._require(sinks == 0 or (sinks > 0 and slides), "attention_sinks", allowed)
         distance, least = self.attention_sink_distance, (window or 0) + sinks - 1
-        check.require(distance is None or sinks > 0, "attention_sink_distance", "None if attention_sinks is 0")
+        self._require(distance is None or sinks > 0, "attention_sink_distance", "None if attention_sinks is 0")
         allowed = f"{least} (sliding_window + attention_sinks - 1) or more, or None"
-        check.require(distance is None or distance >= least, "attention_sink_distance", allowed)
+        self._require(distance is None or distance >= least, "attention_sink_distance", allowed)
 
         # latent attention
         sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
-        check.each("a positive integer or None", "kv_lora_rank", "q_lora_rank", *sizes)
+        self._require_all("a positive integer or None", "kv_lora_rank", "q_lora_rank", *sizes)
         if self.kv_lora_rank is None:
-            check.each("None without kv_lora_rank", "q_lora_rank", *sizes, allows=lambda value: value is None)
+            self._require_all("None without kv_lora_rank", "q_lora_rank", *sizes, allows=lambda value: value is None)
         else:
-            check.each("a number if kv_lora_rank is given", *sizes, allows=lambda value: value is not None)
-            check.require(self.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim", "even")
+            self._require_all("a number if kv_lora_rank is given", *sizes, allows=lambda value: value is not None)
+            self._require(self.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim", "even")
             without = "sliding_attention" not in self.layer_types
-            check.require(without, "layer_types", "without sliding_attention if kv_lora_rank is given")
-            check.each("None if kv_lora_rank is given", *OF_ATTENTION, allows=lambda value: value is None)
+            self._require(without, "layer_types", "without sliding_attention if kv_lora_rank is given")
+            self._require_all("None if kv_lora_rank is given", *OF_ATTENTION, allows=lambda value: value is None)
             valid = rope_type == "default" or not self.use_rotary
-            check.require(valid, "rope_parameters", "of rope_type default if kv_lora_rank is given")
+            self._require(valid, "rope_parameters", "of rope_type default if kv_lora_rank is given")
 
         # heads
-        check.activation("value_act", "attention_gate_act")
-        check.each("positive, or None", "head_norm_eps", "attention_residual_multiplier", "mlp_residual_multiplier")
-        check.each("positive, or None", "qk_norm_eps", "logits_scaling")
-        check.each("a positive integer or None", "attention_num_heads", "attention_num_key_value_heads")
-        check.each("a positive integer or None", "attention_head_dim", "attention_max_length")
-        check.require(self.logits_scaling is None or not self.bidirectional, "logits_scaling", "None in an encoder")
+        self._check_activation("value_act", "attention_gate_act")
+        self._require_all("positive, or None", "head_norm_eps", "attention_residual_multiplier", "mlp_residual_multiplier")
+        self._require_all("positive, or None", "qk_norm_eps", "logits_scaling")
+        self._require_all("a positive integer or None", "attention_num_heads", "attention_num_key_value_heads")
+        self._require_all("a positive integer or None", "attention_head_dim", "attention_max_length")
+        self._require(self.logits_scaling is None or not self.bidirectional, "logits_scaling", "None in an encoder")
         groups = self.head_norm_groups
         valid = groups is None or (groups > 0 and heads % groups == 0 and self.use_head_norm)
         allowed = f"None, or a divisor of num_attention_heads ({heads}) with use_head_norm=True"
-        check.require(valid, "head_norm_groups", allowed)
+        self._require(valid, "head_norm_groups", allowed)
         valid = self.rotary_layers is None or (self.use_rotary and self.rotary_layers in ROTARY_LAYERS)
-        check.require(valid, "rotary_layers", f"{' or '.join(ROTARY_LAYERS)} with use_rotary=True, or None")
+        self._require(valid, "rotary_layers", f"{' or '.join(ROTARY_LAYERS)} with use_rotary=True, or None")
         learned = self.learned_rotary_layers or []
         retains = [layer for layer, kind in enumerate(self._all_layer_types) if kind == "linear_attention"]
         valid = set(learned) <= set(retains) and (not learned or self.num_key_value_heads == heads)
         allowed = f"a subset of the layers of retention, {retains}, in a model with as many key/value heads as heads"
-        check.require(valid, "learned_rotary_layers", allowed)
+        self._require(valid, "learned_rotary_layers", allowed)
         of_softmax = self.attention_num_heads or heads
         of_keys = self.attention_num_key_value_heads or self.num_key_value_heads
         valid = not self.has_softmax_attention or of_softmax % of_keys == 0
         allowed = f"a divisor of the number of heads of softmax layers ({of_softmax})"
-        check.require(valid, "attention_num_key_value_heads", allowed)
+        self._require(valid, "attention_num_key_value_heads", allowed)
         size = self.attention_head_dim
         valid = size in (None, self.head_dim) or (rope_type == "default" and (size % 2 == 0 or not self.use_rotary))
         allowed = f"head_dim ({self.head_dim}), None or, if rope_type (here {rope_type}) is default, an even number"
-        check.require(valid, "attention_head_dim", allowed)
+        self._require(valid, "attention_head_dim", allowed)
         theta, rotates = self.attention_rope_theta, self.use_rotary and self.rotary_layers != "linear_attention"
         valid = theta is None or (theta >= 1 and rope_type == "default" and rotates)
         allowed = "a number of at least 1 if softmax layers rotate and rope_type is default, or None"
-        check.require(valid, "attention_rope_theta", allowed)
+        self._require(valid, "attention_rope_theta", allowed)
         base = self.attention_log_base
-        check.require(base is None or base > 1, "attention_log_base", "a number above 1, or None")
+        self._require(base is None or base > 1, "attention_log_base", "a number above 1, or None")
 
         # experts
         experts, groups, chosen = self.num_experts, self.n_group or 1, self.topk_group or 1
-        check.one_of("router_act", ("softmax", "sigmoid"))
-        check.each("a positive integer or None", "num_experts", "moe_intermediate_size")
+        self._require_one_of("router_act", ("softmax", "sigmoid"))
+        self._require_all("a positive integer or None", "num_experts", "moe_intermediate_size")
         valid = experts is None or (self.use_gated_mlp and experts % groups == 0 and chosen <= groups)
         allowed = f"None, or a multiple of n_group ({groups}) with topk_group ({chosen}) <= n_group and use_gated_mlp=True"
-        check.require(valid, "num_experts", allowed)
+        self._require(valid, "num_experts", allowed)
         valid = experts is None or 0 < self.num_experts_per_tok <= experts * chosen // groups
         allowed = (
             f"from 1 to num_experts ({experts}) or, with groups, to the experts in topk_group ({chosen}) of {groups} groups"
         )
-        check.require(valid, "num_experts_per_tok", allowed)
+        self._require(valid, "num_experts_per_tok", allowed)
 
 
 __all__ = ["RetNetHybridConfig"]

@@ -8,7 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import ConfigMixin, FieldChecks, scheduled_decays
+from ..arguments.configuration_checks import ConfigMixin, scheduled_decays
 from ..ops.choices import FORMS, KERNELS
 from ..state.state_fingerprint import state_fingerprint
 from .configuration_dialects import read_dialect
@@ -297,13 +297,13 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
 
     def validate_rope(self) -> None:
         """Checks what a state requires of `rope_parameters`, then runs the checks of transformers."""
-        check, given = FieldChecks(self), self.rope_parameters or {}
+        given = self.rope_parameters or {}
         rope_type, theta = given.get("rope_type", "default"), given.get("rope_theta", 10000.0)
         factor = given.get("partial_rotary_factor", 1.0)
         rotated = int(self.head_dim * factor) if isinstance(factor, (int, float)) and 0 < factor <= 1 else 0
 
         def require(condition: bool, allowed: str) -> None:
-            check.require(condition, "rope_parameters", f"a dict with {allowed}")
+            self._require(condition, "rope_parameters", f"a dict with {allowed}")
 
         require(isinstance(theta, (int, float)) and theta >= 1, "a rope_theta of at least 1")
         require(
@@ -391,37 +391,37 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Checks that each field has an allowed value and that the fields fit each other. Called by `@strict` validation."""
-        check, heads, layers = FieldChecks(self), self.num_attention_heads, self.num_hidden_layers
-        check.each("a positive integer", "vocab_size", "hidden_size", "num_hidden_layers")
-        check.each("a positive integer", "num_attention_heads", "intermediate_size")
-        check.each("a positive integer or None", "chunk_size")
+        heads, layers = self.num_attention_heads, self.num_hidden_layers
+        self._require_all("a positive integer", "vocab_size", "hidden_size", "num_hidden_layers")
+        self._require_all("a positive integer", "num_attention_heads", "intermediate_size")
+        self._require_all("a positive integer or None", "chunk_size")
         divides = 0 < self.num_key_value_heads <= heads and heads % self.num_key_value_heads == 0
-        check.require(divides, "num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+        self._require(divides, "num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
             size = self.hidden_size * getattr(self, field)
-            check.require(
+            self._require(
                 size > 0 and abs(size - round(size)) < 1e-6 and round(size) % heads == 0,
                 field,
                 f"such that hidden_size ({self.hidden_size}) times it is a multiple of num_attention_heads ({heads}), "
                 f"because all heads have {what} of one size",
             )
         allowed = f"such that the size of a query head ({self.head_dim}) is even, since use_rotary is True"
-        check.require(not self.use_rotary or self.head_dim % 2 == 0, "key_expansion", allowed)
+        self._require(not self.use_rotary or self.head_dim % 2 == 0, "key_expansion", allowed)
         positions = getattr(self, "max_position_embeddings", 1)
         valid = isinstance(positions, int) and positions > 0
-        check.require(valid, "max_position_embeddings", "a positive integer, or absent")
-        check.one_of("retention_form", FORMS)
-        check.one_of("kernels", KERNELS)
-        check.one_of("norm_position", ("pre", "post"))
-        check.one_of("initialization", INITIALIZATIONS)
-        check.activation("hidden_act", "output_gate_act", "feature_map")
-        check.each("in [0, 1)", "hidden_dropout", "activation_dropout")
-        check.each("positive", "rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
-        check.decay_schedule(layers)
-        check.decay_range(layers)
+        self._require(valid, "max_position_embeddings", "a positive integer, or absent")
+        self._require_one_of("retention_form", FORMS)
+        self._require_one_of("kernels", KERNELS)
+        self._require_one_of("norm_position", ("pre", "post"))
+        self._require_one_of("initialization", INITIALIZATIONS)
+        self._check_activation("hidden_act", "output_gate_act", "feature_map")
+        self._require_all("in [0, 1)", "hidden_dropout", "activation_dropout")
+        self._require_all("positive", "rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
+        self._check_decay_schedule(layers)
+        self._check_decay_range(layers)
         named = not isinstance(self.feature_map, list) or len(self.feature_map) >= layers
         allowed = f"one name, or a list with one name for each layer (num_hidden_layers is {layers})"
-        check.require(named, "feature_map", allowed)
+        self._require(named, "feature_map", allowed)
 
 
 __all__ = ["RetNetConfig"]

@@ -145,39 +145,40 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Checks the fields, each alone and together, as part of `@strict` validation."""
-        check, sizes = self._checked_stages(), self.hidden_sizes
+        self._check_stages()
+        sizes = self.hidden_sizes
         stages = list(zip(self.token_mixers, sizes, self.num_attention_heads))
-        check.require(set(self.token_mixers) <= set(TOKEN_MIXERS), "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}")
+        self._require(set(self.token_mixers) <= set(TOKEN_MIXERS), "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}")
         both_ways = self.bidirectional or "manhattan" not in self.token_mixers
-        check.require(both_ways, "bidirectional", "True if token_mixers contains manhattan, which is bidirectional")
-        check.each("positive integers", "depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides")
-        check.require(all(number >= 0 for number in self.padding), "padding", "0 or positive")
-        check.require(self.pool_size > 0 and self.pool_size % 2 == 1, "pool_size", "odd and positive")
+        self._require(both_ways, "bidirectional", "True if token_mixers contains manhattan, which is bidirectional")
+        self._require_all("positive integers", "depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides")
+        self._require(all(number >= 0 for number in self.padding), "padding", "0 or positive")
+        self._require(self.pool_size > 0 and self.pool_size % 2 == 1, "pool_size", "odd and positive")
         not_empty = all(int(self.mlp_ratio * size) > 0 for size in sizes)
-        check.require(not_empty, "mlp_ratio", f"large enough that times each of hidden_sizes ({sizes}) it is at least 1")
-        check.each("positive", "key_expansion", "value_expansion")
+        self._require(not_empty, "mlp_ratio", f"large enough that times each of hidden_sizes ({sizes}) it is at least 1")
+        self._require_all("positive", "key_expansion", "value_expansion")
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
             expansion = getattr(self, field)
             expanded = [(size * expansion, heads) for name, size, heads in stages if name in MIXERS_WITH_HEADS]
-            check.require(
+            self._require(
                 all(abs(size - round(size)) < 1e-6 and round(size) > 0 and round(size) % n == 0 for size, n in expanded),
                 "num_attention_heads",
                 f"for each stage a divisor of its hidden size (hidden_sizes is {sizes}) times {field} ({expansion}), which "
                 f"is the size of the {what} of all heads",
             )
-        check.activation("hidden_act", "output_gate_act")
-        check.one_of("retention_form", FORMS)
-        check.decay_range()
+        self._check_activation("hidden_act", "output_gate_act")
+        self._require_one_of("retention_form", FORMS)
+        self._check_decay_range()
         schedule = self.decay_schedule
         if isinstance(schedule, str):
-            return check.one_of("decay_schedule", ("rmt", *DECAY_SCHEDULES))
+            return self._require_one_of("decay_schedule", ("rmt", *DECAY_SCHEDULES))
         allowed = f"a list of one list per stage (depths has {len(stages)})"
-        check.require(len(schedule) == len(stages), "decay_schedule", allowed)
+        self._require(len(schedule) == len(stages), "decay_schedule", allowed)
         decaying = [(decays, heads) for decays, (name, _, heads) in zip(schedule, stages) if name in MIXERS_WITH_DECAY]
         valid = all(len(decays) == heads and all(0 < decay <= 1 for decay in decays) for decays, heads in decaying)
         heads = self.num_attention_heads
         allowed = f"for each stage a list of one number in (0, 1] per head (num_attention_heads is {heads})"
-        check.require(valid, "decay_schedule", allowed)
+        self._require(valid, "decay_schedule", allowed)
 
 
 __all__ = ["MetaFormerConfig"]

@@ -127,28 +127,29 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Checks the fields, each alone and together, as part of `@strict` validation."""
-        check, sizes = self._checked_stages(), self.hidden_sizes
-        check.each("positive integers", "hidden_sizes", "depths", "num_attention_heads")
+        self._check_stages()
+        sizes = self.hidden_sizes
+        self._require_all("positive integers", "hidden_sizes", "depths", "num_attention_heads")
         allowed = "even in the first stage, because the stem begins with half that width"
-        check.require(sizes[0] % 2 == 0, "hidden_sizes", allowed)
+        self._require(sizes[0] % 2 == 0, "hidden_sizes", allowed)
         even = all(size % (2 * number) == 0 for size, number in zip(sizes, self.num_attention_heads))
         allowed = f"for each stage a divisor of half its hidden size (hidden_sizes is {sizes}), since head sizes are even"
-        check.require(even, "num_attention_heads", allowed)
+        self._require(even, "num_attention_heads", allowed)
         not_empty = all(int(ratio * size) > 0 for ratio, size in zip(self.mlp_ratios, sizes))
-        check.require(not_empty, "mlp_ratios", f"large enough that times hidden_sizes ({sizes}) each is at least 1")
+        self._require(not_empty, "mlp_ratios", f"large enough that times hidden_sizes ({sizes}) each is at least 1")
         known = set(self.attention_types) <= set(ATTENTION_TYPES)
-        check.require(known, "attention_types", f"a list of {' and '.join(ATTENTION_TYPES)}")
+        self._require(known, "attention_types", f"a list of {' and '.join(ATTENTION_TYPES)}")
         between = all(0 < decay < 1 for stage in range(len(self.depths)) for decay in self.decays(stage))
         allowed = (
             f"such that with decay_exponent_ranges ({self.decay_exponent_ranges}) every decay "
             "1 - 2^(-exponent - range · head / heads) lies between 0 and 1"
         )
-        check.require(between, "decay_exponents", allowed)
+        self._require(between, "decay_exponents", allowed)
         known = self.token_classifier_input in (None, *TOKEN_CLASSIFIER_INPUTS)
-        check.require(known, "token_classifier_input", f"None, {' or '.join(TOKEN_CLASSIFIER_INPUTS)}")
-        check.activation("hidden_act", "projection_act")
-        check.each("positive", "projection_size", "batch_norm_eps")
-        check.require(self.rope_theta >= 1, "rope_theta", "1 or more")
+        self._require(known, "token_classifier_input", f"None, {' or '.join(TOKEN_CLASSIFIER_INPUTS)}")
+        self._check_activation("hidden_act", "projection_act")
+        self._require_all("positive", "projection_size", "batch_norm_eps")
+        self._require(self.rope_theta >= 1, "rope_theta", "1 or more")
 
 
 __all__ = ["RMTConfig"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers.backbone_utils import BackboneConfigMixin
 
-from ..arguments.configuration_checks import ConfigMixin, FieldChecks
+from ..arguments.configuration_checks import ConfigMixin
 
 
 class VisionConfigMixin(ConfigMixin, BackboneConfigMixin):
@@ -39,12 +39,11 @@ class StagedConfigMixin(VisionConfigMixin):
         """Returns the width of the last stage."""
         return self.hidden_sizes[-1]
 
-    def _checked_stages(self) -> FieldChecks:
-        """Checks the fields that all models with stages have, and returns what checks the others."""
-        check, stages = FieldChecks(self), len(self.depths)
-        check.require(stages > 0, "depths", "a list of at least one number")
+    def _check_stages(self) -> None:
+        """Checks the fields that all models with stages have."""
+        stages = len(self.depths)
+        self._require(stages > 0, "depths", "a list of at least one number")
         allowed = f"a list of one value per stage (depths has {stages})"
-        check.each(allowed, *self._per_stage, allows=lambda values: len(values) == stages)
-        check.each("positive", "num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
-        check.each("in [0, 1)", "drop_path_rate")
-        return check
+        self._require_all(allowed, *self._per_stage, allows=lambda values: len(values) == stages)
+        self._require_all("positive", "num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
+        self._require_all("in [0, 1)", "drop_path_rate")

@@ -6,7 +6,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import FieldChecks, scheduled_decays
+from ..arguments.configuration_checks import scheduled_decays
 from ..ops.choices import FORMS
 from .configuration_stages import VisionConfigMixin
 
@@ -170,30 +170,29 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Checks the fields, each alone and together, as part of `@strict` validation."""
-        check = FieldChecks(self)
-        check.each("a positive integer", "num_channels", "hidden_size", "num_hidden_layers")
-        check.each("a positive integer", "num_attention_heads", "intermediate_size")
+        self._require_all("a positive integer", "num_channels", "hidden_size", "num_hidden_layers")
+        self._require_all("a positive integer", "num_attention_heads", "intermediate_size")
         for field in ("image_size", "patch_size"):
             size = _pair(getattr(self, field))
-            check.require(len(size) == 2 and min(size) > 0, field, "a positive integer, or a pair of height and width")
+            self._require(len(size) == 2 and min(size) > 0, field, "a positive integer, or a pair of height and width")
         whole_patches = all(image % patch == 0 for image, patch in zip(self.image_shape, self.patch_shape))
-        check.require(whole_patches, "image_size", f"a multiple of patch_size ({self.patch_size})")
-        check.each("a positive integer or None", "chunk_size")
+        self._require(whole_patches, "image_size", f"a multiple of patch_size ({self.patch_size})")
+        self._require_all("a positive integer or None", "chunk_size")
         divides = self.hidden_size % self.num_attention_heads == 0
-        check.require(divides, "num_attention_heads", f"a divisor of hidden_size ({self.hidden_size})")
-        check.one_of("pooling", POOLINGS)
-        check.one_of("retention_form", FORMS)
-        check.activation("hidden_act")
-        check.activation("retention_act", allowed="None, or a name of transformers.activations.ACT2FN")
+        self._require(divides, "num_attention_heads", f"a divisor of hidden_size ({self.hidden_size})")
+        self._require_one_of("pooling", POOLINGS)
+        self._require_one_of("retention_form", FORMS)
+        self._check_activation("hidden_act")
+        self._check_activation("retention_act", allowed="None, or a name of transformers.activations.ACT2FN")
         if self.mirror_sequence:
             allowed = "False if bidirectional is True, since either option lets tokens see later tokens"
-            check.require(not self.bidirectional, "mirror_sequence", allowed)
+            self._require(not self.bidirectional, "mirror_sequence", allowed)
             allowed = "last_patch, mean or mean_but_first if mirror_sequence is True"
-            check.require(self.pooling != "class_token", "pooling", allowed)
-        check.each("in [0, 1)", "embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate")
-        check.each("positive", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
-        check.decay_schedule()
-        check.decay_range()
+            self._require(self.pooling != "class_token", "pooling", allowed)
+        self._require_all("in [0, 1)", "embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate")
+        self._require_all("positive", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
+        self._check_decay_schedule()
+        self._check_decay_range()
 
 
 def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, ...]:
