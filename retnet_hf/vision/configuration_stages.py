@@ -13,9 +13,8 @@ class VisionConfigMixin(ConfigMixin, BackboneConfigMixin):
 
     def _name_stages(self, stages: int, kwargs: dict[str, Any]) -> None:
         self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, stages + 1)]
-        self.set_output_features_output_indices(
-            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
-        )
+        chosen = {name: kwargs.pop(name, None) for name in ("out_features", "out_indices")}
+        self.set_output_features_output_indices(**chosen)
 
 
 class StagedConfigMixin(VisionConfigMixin):
