@@ -111,12 +111,9 @@ class ConfigMixin(SavedWithCode):
         `to_dict` before it looks the type up, so it need not be imported first.
         """
         for name, table in list(vars(sys.modules.get("peft.utils", object)).items()):
-            if (
-                name.endswith("_TARGET_MODULES_MAPPING")
-                and isinstance(table, dict)
-                and table.get("llama") == ["q_proj", "v_proj"]
-            ):
-                table.setdefault(self.model_type, list(ADAPTED) if hasattr(self, "vocab_size") else "all-linear")
+            targets = table if name.endswith("_TARGET_MODULES_MAPPING") and isinstance(table, dict) else {}
+            if targets.get("llama") == ["q_proj", "v_proj"]:
+                targets.setdefault(self.model_type, list(ADAPTED) if hasattr(self, "vocab_size") else "all-linear")
         content = super().to_dict()
         return content if self.auto_map else {name: value for name, value in content.items() if name != "auto_map"}
 

@@ -78,11 +78,7 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Adds the output of the experts that the router chooses and, if there is one, of a shared expert.
-
-    Args:
-        experts: an `Experts` module. shared: the expert that computes all tokens, or None.
-    """
+    """Adds the output of the experts that the router chooses and, if there is one, of the shared expert of all tokens."""
 
     def __init__(self, config: PreTrainedConfig, experts: nn.Module, shared: nn.Module | None) -> None:
         super().__init__()

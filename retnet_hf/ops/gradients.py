@@ -209,15 +209,13 @@ def mean_cross_entropy(
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the mean cross entropy of head(hidden_states), and the logits (B, T, V) unless `with_logits` is False.
 
-    Fuses the two if the head is a plain linear layer: without bias, quantisation, adapter, sharding or hooks.
+    The loss is float32, or float64 if hidden_states is. Fuses head and loss if the head is a plain linear layer: without
+    bias, quantisation, adapter, sharding or hooks.
 
     Args:
         hidden_states: (B, T, D). labels: (B, T), already shifted.
         num_items_in_batch: divisor of the sum, for accumulated gradients; by default the number of labels that count.
         cross_entropy_: `cross_entropy_and_gradient_`, the default, or a kernel for it.
-
-    Returns:
-        the loss, float32, or float64 if hidden_states is, and the logits.
     """
     labels = labels.to(hidden_states.device)
     rows, targets = hidden_states.flatten(0, 1), labels.flatten()
@@ -240,18 +238,16 @@ def linear_cross_entropy(
     with_logits: bool = False,
     cross_entropy_: "CrossEntropy | None" = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns the sum over rows of -ln softmax(hidden_states weightᵀ)[label], and the logits.
+    """Returns the sum over rows of -ln softmax(hidden_states weightᵀ)[label], and the logits (N, V) or None.
 
     Logits (N, V) are by far the largest tensor of a small model on a long text. PyTorch's cross entropy saves them, their
     log-softmax and its gradient in float32. This function computes softmax and gradients for blocks of rows and saves the
-    gradients of the hidden states, (N, D), and of the weight, (V, D), for the backward pass.
+    gradients of the hidden states, (N, D), and of the weight, (V, D), for the backward pass. The sum is 0-dim, float32, or
+    float64 if hidden_states is.
 
     Args:
         hidden_states: (N, D). weight: (V, D). labels: (N,) int64, `ignore_index` in rows that do not count.
         with_logits: whether to return differentiable logits. Otherwise logits only exist for one block of rows at a time.
-
-    Returns:
-        the sum, 0-dim, float32, or float64 if hidden_states is; and the logits (N, V) or None.
     """
     if needs_autograd():
         logits = F.linear(hidden_states, weight)

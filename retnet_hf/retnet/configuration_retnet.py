@@ -334,10 +334,7 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         return self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.value_head_dim
 
     def mixer_options(self, layer: int) -> tuple[bool, float | None]:
-        """Returns whether a layer's queries, keys and values have biases, and the epsilon of the norms of queries and keys.
-
-        The epsilon is None if there are no norms.
-        """
+        """Returns whether queries, keys and values have biases, and the epsilon of the norms of queries and keys or None."""
         return self.qkv_bias, self.rms_norm_eps if self.use_qk_norm else None
 
     @property
@@ -362,8 +359,7 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
 
     def shares_states(self, layer: int) -> bool:
         """Returns whether all query heads of a key/value head have equal decays and so share a matrix of the state."""
-        groups = self.num_key_value_heads
-        served, decays = self.num_attention_heads // groups, self.decays(layer)
+        served, decays = self.num_attention_heads // self.num_key_value_heads, self.decays(layer)
         return served > 1 and all(len(set(decays[head : head + served])) == 1 for head in range(0, len(decays), served))
 
     def state_heads(self, layer: int) -> int:
