@@ -241,11 +241,11 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "gradients": (
         "gradients linear_cross_entropy",
         [
-            ("torch.addcmul(own_gradient, normed, share, value=-1)", "own_gradient"),
+            ("torch.addcmul(grad, normed, share, value=-1)", "grad"),
             ("RotateFunction.apply(gradient, cos, -sin)", "RotateFunction.apply(gradient, cos, sin)"),
             ("gradient.copy_(probabilities.mul_(counted))", "gradient.copy_(probabilities)"),
             ("gradients[0] += logits_gradient @", "gradients[0] -= logits_gradient @"),
-            ("values_gradient = torch.empty_like(values) if ctx.needs_input_grad[0]", "values_gradient = None if True"),
+            ("grad_values = torch.empty_like(values) if ctx.needs_input_grad[0]", "grad_values = None if True"),
         ],
     ),
     "retention_triton": (
@@ -375,15 +375,15 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "travelling_code": (
         "remote_code",
         [
-            ("            for needed in sorted(module.needs, key=place_of):", "            for needed in module.needs:"),
+            ("            for needed in sorted(module.needs, key=order):", "            for needed in module.needs:"),
             ("    vars(saved)[name] = answer", "    pass"),
-            ("if module in GPU:", "if False:"),
+            ("elif is_relative and module in GPU:", "elif False:"),
             ("    if unseen:", "    if False:"),
         ],
     ),
-    "adapter_targets": (
+    "configuration_checks": (
         "works_with_peft",
-        [('LAYERS + LATENT if is_language else "all-linear"', '"all-linear"')],
+        [('list(ADAPTED) if hasattr(self, "vocab_size") else "all-linear"', '"all-linear"')],
     ),
     "conversion/family_model_types": (
         "conversion_ling",
@@ -590,18 +590,15 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "retention_2d",
         [
             ("(place[:, None] - place).abs()", "(place[:, None] - place)"),
-            ("return place if backwards else place.flip(0)", "return place.flip(0)"),
+            ("onwards = place if backwards else place.flip(0)", "onwards = place.flip(0)"),
             ("outputs[n] = torch.addcmul(outputs[n], entering, edge)", "pass"),
-            (
-                "step = torch.exp(log_decay * size).view(*per_head, 1, 1)",
-                "step = torch.exp(log_decay).view(*per_head, 1, 1)",
-            ),
+            ("step = torch.exp(log_decay * size)\n", "step = torch.exp(log_decay)\n"),
             ("key.masked_fill(~mask[:, None, :, :, None], 0)", "key"),
             ("read = before.expand_as(state) if upwards else state", "read = state"),
-            ("output[n] = part[n] @ (reaching.mT if reader.turned else reaching)", "output[n] = part[n] @ reaching"),
-            ("(False, True) if parts > 1 else ()", "(False,) if parts > 1 else ()"),
+            ("output[n] = part[n] @ (reaching.mT if transposed else reaching)", "output[n] = part[n] @ reaching"),
+            ("(False, True) if chunks > 1 else ()", "(False,) if chunks > 1 else ()"),
             ("own = needed and not needs_autograd(log_decay)", "own = needed"),
-            ("readers = [Reader(value, True), Reader(key)]", "readers = [Reader(key, True), Reader(key)]"),
+            ("readers = [(value, True), (key, False)]", "readers = [(key, True), (key, False)]"),
             ("if torch.compiler.is_compiling() and not (", "if False and not ("),
         ],
     ),
@@ -615,7 +612,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("if pixel_values.dim() != 4 or pixel_values.shape[1] != num_channels:", "if pixel_values.dim() != 4:"),
             ("if 0 in pixel_values.shape:", "if False:"),
             ("pixel_values.to(next(self.stem.parameters()).dtype)", "pixel_values"),
-            ("if name in self.out_features", "if True"),
+            ("if each[0] in self.out_features", "if True"),
             ("accepts_loss_kwargs = False", "accepts_loss_kwargs = True"),
         ],
     ),

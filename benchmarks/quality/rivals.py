@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf.arguments.decay_schedules import scheduled_decays
+from retnet_hf.arguments.configuration_checks import scheduled_decays
 
 from . import delta_chunks, other_mixers, rwkv_sums
 from .decoder import Decoder

@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing
 
-from retnet_hf.arguments.decay_schedules import scheduled_decays
+from retnet_hf.arguments.configuration_checks import scheduled_decays
 
 from .costs import Shape
 from .layers import LAYERS, counted
