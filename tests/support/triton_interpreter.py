@@ -56,7 +56,7 @@ from retnet_hf.ops.retention_forms import (
     step_decay,
 )
 from retnet_hf.ops.retention_packed import packed_documents, packed_step_, retention_of_documents
-from retnet_hf.ops.retention_split import Context, Segments, split_layout
+from retnet_hf.ops.retention_split import Context, SplitPlan, split_layout
 from tests.support.one_rank import join_alone
 
 
@@ -248,7 +248,8 @@ def split(decay=None, autocast=False, **sizes) -> dict[str, float]:
     layout = split_layout(context, (batch, length), torch.device(DEVICE), case.mask, None, documents)
 
     def segments(query, key, value, log_decay, state, *_):
-        return Segments(log_decay, layout, 16, True, load_kernels("triton"))(query, key, value, state)
+        plan = SplitPlan(layout, lambda *_, **__: None, [log_decay], "chunkwise", 16, kernels=load_kernels("triton"))
+        return plan.compute(0, query, key, value, state)[:2]
 
     with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
         return case.errors_of(segments, recurrent_retention, case.results)
