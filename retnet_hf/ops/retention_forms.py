@@ -290,17 +290,16 @@ class TokenAges(NamedTuple):
     absent: Tensor | None  # (B, 1, T, 1) bool: True for absent tokens
     has_holes: bool  # whether a token may be absent between two present tokens of a row
 
-    def of_chunks(self, tokens: slice, start: int, chunks: int, size: int) -> tuple["TokenAges", Tensor, Tensor | None]:
+    def of_chunks(self, tokens: slice, chunks: int, size: int) -> tuple["TokenAges", Tensor, Tensor | None]:
         """Returns the ages and documents of N chunks, (B|1, N, C), and the age and document before each, (B|1, N, 1)."""
         found = []
         for marks in (self.age, self.document):
             if marks is None:
                 found += [None, None]
-            elif chunks == 1:
-                found += [marks[:, None, tokens], pad(marks, (1, 0))[:, None, start : start + 1]]
-            else:
-                before = pad(marks, (1, 0))[:, start : start + chunks * size : size, None]
-                found += [marks[:, tokens].unflatten(1, (chunks, size)), before]
+                continue
+            before = pad(marks, (1, 0))[:, :-1][:, tokens]
+            found.append(marks[:, tokens].unflatten(1, (chunks, size)) if chunks > 1 else marks[:, None, tokens])
+            found.append(before[:, ::size, None] if chunks > 1 else before[:, None, :1])
         age, age_before, document, document_before = found
         return self._replace(age=age, document=document), age_before, document_before
 
@@ -422,23 +421,27 @@ class Chunks(NamedTuple):
         narrow = narrow and multiplies_bfloat16(query.device)
         (batch, heads, length, _), chunk_size = query.shape, self.query.shape[-2]
         states = key.shape[1] if len(self.rate) == key.shape[1] else heads
-        most, blocks, start = length, [], 0
-        if not (at_once or self.is_whole):
-            on_cpu = query.device.type == "cpu"
-            wanted = BLOCK_SIZE_ON_CPU * torch.get_num_threads() if on_cpu else BLOCK_SIZE_ELSEWHERE
-            most = max(1, wanted // max(1, batch * heads * chunk_size))
-        while not (blocks and self.is_whole) and (self.is_whole or start < length):
-            chunks, size, tokens, plain, powers = 1, length, slice(None), self.plain, (self.query, self.key)
-            if not self.is_whole:
+        if self.is_whole:
+            parts = [(slice(None), 1, length)]
+        else:
+            parts, start, most = [], 0, length
+            if not at_once:
+                on_cpu = query.device.type == "cpu"
+                wanted = BLOCK_SIZE_ON_CPU * torch.get_num_threads() if on_cpu else BLOCK_SIZE_ELSEWHERE
+                most = max(1, wanted // max(1, batch * heads * chunk_size))
+            while start < length:
                 chunks, size = min(most, max(1, (length - start) // chunk_size)), min(chunk_size, length - start)
-                tokens = slice(start, start + chunks * size)
-            if size < chunk_size and not self.is_whole:
+                parts.append((slice(start, start + chunks * size), chunks, size))
+                start = start + chunks * size  # not in place, because tracers pass sizes as tensors
+        blocks = []
+        for tokens, chunks, size in parts:
+            plain, powers = self.plain, (self.query, self.key)
+            if not self.is_whole and size < chunk_size:
                 plain = None if plain is None else plain[..., :size, :size]
                 powers = self.query[..., :size, :], self.key[..., -size:, :]
             shape = batch, states, chunks
             block = Chunks(self.rate, plain, *powers, self.is_whole, self.bidirectional, None, tokens, shape, narrow)
-            blocks.append(block if ages is None else block.with_ages(*ages.of_chunks(tokens, start, chunks, size)))
-            start += chunks * size
+            blocks.append(block if ages is None else block.with_ages(*ages.of_chunks(tokens, chunks, size)))
         return blocks
 
     def cut(self, tensor: Tensor) -> Tensor:

@@ -178,7 +178,7 @@ def on_two():
     output, expected = mixed(mine, labels=mine), rounded(IDS, labels=IDS)
     assert output.logits.dtype == torch.bfloat16
     # FSDP2 casts the inputs of what it shards, but neither decays nor angles, which a plan holds in a class of its own
-    assert {tensor.dtype for tensor in (*plans[0].log_decays, *plans[0].rotate.of_key)} == {torch.float32}
+    assert {tensor.dtype for tensor in (*plans[0].log_decays, *plans[0].rotate.key_angles)} == {torch.float32}
     close(output.logits, expected.logits.chunk(2)[rank], rounding(IDS.numel(), torch.bfloat16))
     output.loss.backward()
     expected.loss.backward()
