@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Mixers of the comparison that transformers does not have, H3 and Hyena, and a decoder with the other parts of Llama.
 
-H3 (arXiv 2212.14052) is written from section 3 and the appendix, with the state spaces of S4D-Lin (arXiv 2206.11893), Hyena of
-order 2 (arXiv 2302.10866) from sections 3.1 to 3.3. Shapes: B batch, T tokens, D hidden size, H heads, P head size, N states,
-C channels.
+H3 (arXiv 2212.14052) is written from section 3 and the appendix, with the state spaces of S4D-Lin (arXiv 2206.11893), and
+Hyena of order 2 (arXiv 2302.10866) from sections 3.1 to 3.3. Shapes: B batch, T tokens, D hidden size, H heads, P head size,
+N states, C channels.
 """
 
 import math
