@@ -1,7 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Faster functions for two models of transformers on a CPU: the gated delta rule and the weighted sum of RWKV v4.
 
-transformers pads sequences of the gated delta rule (arXiv 2412.06464) to chunks of 64 tokens, which is four times as slow for
+transformers pads sequences of the gated delta rule (arXiv 2412.06464) to chunks of 64 tokens: four times as slow for
 8 tokens, and calls fla's kernels, which need a GPU, if fla is installed. Its weighted sum (arXiv 2305.13048, equation 16)
 writes the output of each token into one tensor, and the backward pass copies this tensor for every token; here, only the
 recurrence runs token by token.
