@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from .peers import CONTENDERS, REFERENCE
+from .peers import CONTENDERS
 from .race import Result
 
 
@@ -16,6 +16,8 @@ STYLES = {
     "ours": ("#D55E00", "o", "-"),
     "ours-compiled": ("#8C510A", "s", "-"),
     "ours-programs": ("#000000", "h", "-"),
+    "ours-scratch": ("#E69F00", "p", "-"),
+    "ours-scratch-programs": ("#F0E442", "h", "-"),
     "ours-int8": ("#0072B2", "8", "-"),
     "ours-int4": ("#56B4E9", "d", "-"),
     "ours-int8-eager": ("#009E73", "<", "-"),
@@ -27,7 +29,6 @@ STYLES = {
     "torchscale-parallel": ("#CC79A7", "x", ":"),
     "yet-another": ("#777777", "*", "-."),
     "yet-another-parallel": ("#777777", "+", ":"),
-    "fla": ("#F0E442", "h", "-."),
 }
 
 
@@ -41,19 +42,9 @@ class Panel(NamedTuple):
     ylabel: str
 
 
-def _memory(result: Result) -> float | None:
-    return result.memory / 2**30 if result.memory else None
-
-
-def _throughput(result: Result) -> float:
-    return result.rate.median
-
-
-def _latency(result: Result) -> float:
-    return 1e3 * median(result.seconds)
-
-
-MEMORY, THROUGHPUT, LATENCY = (_memory, "peak memory, GiB"), (_throughput, "tokens per second"), (_latency, "ms per step")
+MEMORY = (lambda result: result.memory / 2**30 if result.memory else None), "peak memory, GiB"
+THROUGHPUT = (lambda result: result.rate.median), "tokens per second"
+LATENCY = (lambda result: 1e3 * median(result.seconds)), "ms per step"
 
 
 def _most_varied(results: list[Result], fixed: str, varied: str) -> list[Result]:
@@ -67,9 +58,8 @@ def _most_varied(results: list[Result], fixed: str, varied: str) -> list[Result]
 
 def figures_of(results: list[Result]) -> dict[str, tuple[str, list[Panel]]]:
     """Returns title and panels of each picture by name, for the races that were run."""
-    raced = [result for result in results if result.reference.model == REFERENCE]
     figures = {}
-    decoding = [result for result in raced if result.race == "decoding"]
+    decoding = [result for result in results if result.race == "decoding"]
     if decoding:
         by_length, by_batch = _most_varied(decoding, "batch", "length"), _most_varied(decoding, "length", "batch")
         batch = by_length[0].batch
@@ -79,7 +69,7 @@ def figures_of(results: list[Result]) -> dict[str, tuple[str, list[Panel]]]:
         figures["throughput"] = "Throughput of decoding", [Panel(*lengths, *THROUGHPUT)]
         figures["context"] = "A decode step", [Panel(*lengths, *LATENCY), Panel(*lengths, *MEMORY)]
         figures["latency"] = "Latency of decoding", [Panel(*batches, *LATENCY)]
-    training = [result for result in raced if result.race == "training"]
+    training = [result for result in results if result.race == "training"]
     if training:
         lengths = _most_varied(training, "batch", "length"), "length", "tokens in the sequence"
         figures["training"] = "Training step", [Panel(*lengths, *THROUGHPUT), Panel(*lengths, *MEMORY)]
