@@ -17,8 +17,7 @@ from torch import nn
 from transformers.utils import logging
 
 from retnet_hf.hybrid.modeling_hybrid import RetNetHybridDecoderLayer, RetNetHybridRetention
-from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel
-from retnet_hf.retnet.retention_mixer import RetNetRetention
+from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel, RetNetRetention
 
 from .compiled_layer import CompiledLayer, CompiledLinear
 from .programs import default_folder, layer_programs, product_programs, projections, shallow_copy

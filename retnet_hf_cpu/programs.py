@@ -24,7 +24,7 @@ import stat
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,12 +39,10 @@ from transformers.utils import logging
 
 import retnet_hf
 from retnet_hf.modules.hooks import has_hooks
-from retnet_hf.ops.gradients import rotate_both, rotate_step
-from retnet_hf.ops.operators import Step
-from retnet_hf.ops.plan import Plan, Rotation, Scaling
+from retnet_hf.ops.gradients import rotate_step
+from retnet_hf.ops.plan import Plan, Rotation
 from retnet_hf.ops.retention_forms import StepDecay, recurrent_step_
-from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetMLP
-from retnet_hf.retnet.retention_mixer import RetNetTokenMixer
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetMLP, RetNetTokenMixer
 from retnet_hf.state.retention_state import RetNetStateLayer
 
 from .changed_modules import ModuleSnapshot
@@ -81,23 +79,12 @@ def turns(config: PreTrainedConfig) -> bool:
     return config.use_rotary and getattr(config, "rotary_layers", None) != "softmax_attention"
 
 
-class TracedRotation(Rotation):
-    """A rotation with cosines and sines that are inputs of the program."""
-
-    def __init__(self, rotations: list[Tensor], turn: Callable[..., Tensor]) -> None:
-        self.turn, self.turn_both, self.narrows = turn, rotate_both, ()
-        self.of_query, self.of_key = tuple(rotations[:2]), tuple(rotations[2:])
-
-
-class TracedState:
-    """A state with matrices that are an input of the program and are updated in place. Positions are counted outside."""
-
-    def __init__(self, state: Tensor) -> None:
-        self.state = state
-
-    def update(self, key: Tensor, value: Tensor, query: Tensor, plan: Plan, layer_idx: int) -> Tensor:
-        output, _ = plan.operators[layer_idx](query, key, value, self.state)
-        return output
+def traced_rotation(rotations: list[Tensor], rotate: Callable[..., Tensor], scale: float) -> Rotation:
+    """Returns a rotation with cosines and sines that are inputs of the program; without them, `scale` for the queries."""
+    rotation = Rotation(None, scale)
+    if rotations:
+        rotation.rotate, rotation.query_angles, rotation.key_angles = rotate, tuple(rotations[:2]), tuple(rotations[2:])
+    return rotation
 
 
 class TracedStep(nn.Module):
@@ -124,16 +111,18 @@ class DecodeStep(TracedStep):
         self,
         hidden_states: Tensor,  # (B, 1, D)
         state: Tensor,  # (B, M, K, V), changed in place
-        keep: Tensor,  # (1, M, 1, 1)
+        decay: Tensor,  # (1, M, 1, 1)
         rotations: list[Tensor],  # (B, 1, 1, K): cosines and sines for the query, then for the key; or nothing
         operands: list[Tensor],  # parameters of the twin
     ) -> Tensor:
-        index = self.twin.retention.layer_idx
-        rotate = TracedRotation(rotations, rotate_step) if rotations else Scaling(self.twin.retention.head_dim**-0.5)
-        operator = partial(recurrent_step_, decay=StepDecay(keep, None))
-        plan = Plan(None, rotate, {index: operator}, {}, in_place=True)
-        inputs = {"plan": plan, "state": SimpleNamespace(layers={index: TracedState(state)})}
-        return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states,), inputs)
+
+        def retain(_, query: Tensor, key: Tensor, value: Tensor, past: None) -> tuple[Tensor, None]:
+            return recurrent_step_(query, key, value, state, StepDecay(decay, None))[0], None
+
+        plan = SimpleNamespace(
+            rotate=traced_rotation(rotations, rotate_step, self.twin.retention.head_dim**-0.5), retain=retain
+        )
+        return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states, plan))
 
 
 class ProductStep(TracedStep):
@@ -186,28 +175,26 @@ class LayerProgram:
 
         The program needs present tokens, and a state that may be overwritten.
         """
-        operator, rotate, state = plan.operators[self.layer_idx], plan.rotate, past.recurrent_states
-        if not isinstance(operator, Step) or operator.step_ is not recurrent_step_:
+        rotate, state = plan.rotate, past.recurrent_states
+        if type(plan) is not Plan or not plan.in_place or plan.kernels.step_ is not recurrent_step_:
             return None
-        keep, write = operator.decay
-        if write is not None or len(keep) > 1:
+        decay, write_mask = plan.decays(plan.log_decays[self.layer_idx])
+        if write_mask is not None or len(decay) > 1:
             return None
         if past.record_past or not past.is_initialized or not past.can_be_overwritten() or torch.is_autocast_enabled("cpu"):
             return None
         if hidden_states.dtype != self.dtype or not hidden_states.is_contiguous() or not state.is_contiguous():
             return None
-        if self.rotations and (rotate.turn is not rotate_step or self.dtype in rotate.narrows):
+        if self.rotations and (rotate.rotate is not rotate_step or self.dtype in rotate.cast_dtypes):
             return None
-        return keep if state.dtype == keep.dtype == torch.float32 and state.shape == self.state_shape else None
+        return decay if state.dtype == decay.dtype == torch.float32 and state.shape == self.state_shape else None
 
-    def __call__(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer, keep: Tensor) -> Tensor:
+    def __call__(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer, decay: Tensor) -> Tensor:
         """Returns the layer's output (B, 1, D) for (B, 1, D), with the result of `decay`, and updates the state."""
-        rotations = [*plan.rotate.of_query, *plan.rotate.of_key] if self.rotations else []
+        rotations = [*plan.rotate.query_angles, *plan.rotate.key_angles] if self.rotations else []
         if len(hidden_states) > 1:
             rotations = [table.expand(len(hidden_states), -1, -1, -1).contiguous() for table in rotations]
-        output = self.run([hidden_states, past.recurrent_states, keep, *rotations, *self.operands])[0]
-        plan.layout.advance_(past.next_position, past.cumulative_length)
-        return output
+        return self.run([hidden_states, past.recurrent_states, decay, *rotations, *self.operands])[0]
 
     def __reduce__(self) -> tuple:
         return type(None), ()

@@ -22,11 +22,11 @@ from torch.utils._pytree import tree_leaves
 from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf.ops.gradients import rotate
-from retnet_hf.ops.plan import MappedPlan, Plan, Rotation, Scaling
+from retnet_hf.ops.plan import Plan, Rotation
 from retnet_hf.state.retention_state import RetNetState
 
 from .changed_modules import ModuleSnapshot
-from .programs import Run, TracedRotation, TracedStep, program_path, programs_of, shallow_copy, turns
+from .programs import Run, TracedStep, program_path, programs_of, shallow_copy, traced_rotation, turns
 
 
 EXAMPLE = 512  # tokens with which a program is traced; the compiler uses the size to choose which loops are threaded
@@ -40,7 +40,7 @@ class PlanBefore:
         rotate: rotates and scales queries and keys.
     """
 
-    def __init__(self, rotate: Rotation | Scaling) -> None:
+    def __init__(self, rotate: Rotation) -> None:
         self.rotate = rotate
 
     def retain(self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, past: None = None) -> tuple[Tensor, None]:
@@ -71,7 +71,7 @@ class BeforeOperator(TracedStep):
         operands: list[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:  # (1, N, H, K), (1, N, G, K) and (1, N, G, V)
         tables = [table.transpose(1, 2) for table in rotations]
-        plan = PlanBefore(TracedRotation(tables, rotate) if tables else Scaling(self.twin.retention.head_dim**-0.5))
+        plan = PlanBefore(traced_rotation(tables, rotate, self.twin.retention.head_dim**-0.5))
         functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states, plan))
         return tuple(heads.transpose(1, 2) for heads in plan.kept)
 
@@ -114,15 +114,15 @@ class PromptPrograms:
         """Returns whether the programs compute the same as the layer for this call."""
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or hidden_states.dtype != self.dtype:
             return False
-        if isinstance(plan, MappedPlan):  # its maps are outputs of the mixer
+        if plan.maps:  # its maps are outputs of the mixer
             return False
-        return not self.rotates or (plan.rotate.turn is rotate and self.dtype not in plan.rotate.narrows)
+        return not self.rotates or (plan.rotate.rotate is rotate and self.dtype not in plan.rotate.cast_dtypes)
 
     def __call__(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None, layer_idx: int) -> Tensor:
         """Returns the layer's output (B, T, D) for (B, T, D), and updates the state."""
         batch, past = hidden_states.shape[0], None if state is None else state.layers[layer_idx]
         tokens = hidden_states.reshape(1, -1, hidden_states.shape[-1]).contiguous()  # (1, N, D)
-        tables = [*plan.rotate.of_query, *plan.rotate.of_key] if self.rotates else []
+        tables = [*plan.rotate.query_angles, *plan.rotate.key_angles] if self.rotates else []
         tables = [in_one_row(table.float().expand(batch, -1, -1, -1)) for table in tables]
         query, key, value = (in_rows(heads, batch) for heads in self.before([tokens, *tables, *self.operands]))
         output, _ = plan.retain(layer_idx, query, key, value, past)

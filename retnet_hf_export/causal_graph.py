@@ -12,6 +12,7 @@ A row of the batch is one document without padding. The positions of its tokens 
 import copy
 import sys
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple, TypeVar
 
@@ -25,8 +26,7 @@ from retnet_hf.hybrid.attention_columns import Reach
 from retnet_hf.hybrid.attention_sinks import SinkRotation, key_halves, split_keys
 from retnet_hf.hybrid.softmax_attention import AttentionOfState
 from retnet_hf.ops.layout import Layout
-from retnet_hf.ops.operators import operators_of
-from retnet_hf.ops.plan import Plan, Rotation, Scaling
+from retnet_hf.ops.plan import Plan, Rotation
 from retnet_hf.retnet.modeling_retnet import RetNetModel
 
 from .digit_rotation import DigitRotation
@@ -55,16 +55,14 @@ def state_tensors(model: RetNetForCausalLM) -> list[StateTensor]:
     return tensors
 
 
-class ExportedRetention:
-    """The past of a layer of retention. It stores the state that the operator returns."""
+class ExportedRetention(SimpleNamespace):
+    """The past of a layer of retention: its `state` (B, M, K, V), which a call replaces."""
 
-    def __init__(self, state: Tensor) -> None:
+    def read(self, in_place: bool) -> Tensor:
+        return self.state
+
+    def write(self, state: Tensor, *call: object) -> None:
         self.state = state
-
-    def update(self, key: Tensor, value: Tensor, query: Tensor, plan: Plan, layer_idx: int) -> Tensor:
-        """Returns the retention of the new tokens, (B, H, T, V), and updates the state."""
-        output, self.state = plan.operators[layer_idx](query, key, value, self.state)
-        return output
 
 
 class ExportedAttention:
@@ -156,16 +154,15 @@ class CausalGraph(nn.Module):
     def _plans(self, position: Tensor) -> list[Plan | AttentionOfState]:
         inner = self.model.model
         layout, decays = Layout(position, position + 1), inner.decay.of_layers(torch.float32, position.device)
-        operators, _ = operators_of(decays, layout, "parallel", inner.chunk_size, with_final=True)
-        plan = Plan(layout, inner.rotation(position, torch.float32), operators, decays)
+        plan = Plan(layout, partial(inner.rotation, torch.float32), decays, "parallel", inner.chunk_size)
         kinds = inner.config.layer_types
         others = {kind: AttentionOfState(self._rotation(plan, kind)) for kind in set(kinds) - {"linear_attention"}}
         return [others.get(kind, plan) for kind in kinds]
 
-    def _rotation(self, plan: Plan, kind: str) -> Rotation | Scaling | SinkRotation:
+    def _rotation(self, plan: Plan, kind: str) -> Rotation | SinkRotation:
         inner, distance = self.model.model, self.model.config.attention_sink_distance
         rotate = inner.attention_rotation(plan, torch.float32)
-        if distance is None or not Reach.of(inner.config, kind).sinks or isinstance(rotate, Scaling):
+        if distance is None or not Reach.of(inner.config, kind).sinks or rotate.angles is None:
             return rotate
         nearer = plan.position.clamp(max=distance)
         return SinkRotation(rotate, inner.attention_rotation(plan, torch.float32, nearer))
@@ -174,7 +171,7 @@ class CausalGraph(nn.Module):
         config, pasts, given = self.model.config, [], iter(state)
         for index, kind in enumerate(config.layer_types):
             if kind == "linear_attention":
-                pasts.append(ExportedRetention(next(given)))
+                pasts.append(ExportedRetention(state=next(given)))
             else:
                 reach, scaling = Reach.of(config, kind), config.mixer_sizes(index)[2] ** -0.5
                 pasts.append(ExportedAttention(next(given), next(given), position, reach, scaling))

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from retnet_hf.retnet.decay_and_rotation import RetNetRotaryEmbedding
+from retnet_hf.retnet.modeling_retnet import RetNetRotaryEmbedding
 
 
 DIGITS, BASE = 4, 256

@@ -13,8 +13,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.quantization import QuantizationConfig
 
 from retnet_hf import RetNetConfig
-from retnet_hf.retnet.modeling_retnet import RetNetMLP, RetNetModel
-from retnet_hf.retnet.retention_mixer import RetNetTokenMixer
+from retnet_hf.retnet.modeling_retnet import RetNetMLP, RetNetModel, RetNetTokenMixer
 
 
 # Maps the name of a product to the layers that a module calls with the same input, in the order of its calls.

@@ -19,7 +19,6 @@ from vllm.v1.attention.backends.linear_attn import (
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 from retnet_hf import RetNetConfig
-from retnet_hf.ops.plan import Plan
 from retnet_hf.state.retention_state import RetNetStateLayer
 
 
@@ -83,17 +82,14 @@ class StateSlots(MambaBase, RetNetStateLayer):
     def get_state_dtype(self) -> tuple[torch.dtype]:
         return (torch.float32,)
 
-    @property
-    def matrices_of_slots(self) -> Tensor:
-        """Returns the state matrices of all slots, (S, M, K, V)."""
-        return self.kv_cache[0][:, : self.matrices, : self.key_size]
-
     def choose(self, slots: Tensor, next_position: Tensor) -> None:
         """Sets the slots (D,) and positions (D,) of the requests of a step."""
-        self.slots, self.next_position = slots, next_position
+        self.rows, self.next_position = slots, next_position
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, query_states: Tensor, plan: Plan, layer_idx: int) -> Tensor:
-        """Returns the retention of new tokens, and updates the slots of these requests. vLLM counts their tokens."""
-        operator = plan.operators[layer_idx]
-        return operator(query_states, key_states, value_states, self.matrices_of_slots, rows=self.slots)[0]
+    def read(self, in_place: bool) -> Tensor:
+        """Returns the state matrices of all slots, (S, M, K, V). A step overwrites the slots of its requests."""
+        return self.kv_cache[0][:, : self.matrices, : self.key_size]
+
+    def write(self, *call: object) -> None:
+        """Does nothing, because the slots are overwritten and vLLM counts the tokens."""

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf.arguments.decay_schedules import scheduled_decays
+from retnet_hf.arguments.configuration_checks import scheduled_decays
 
 from . import cpu_functions
 from .mixers import H3, Decoder, Hyena

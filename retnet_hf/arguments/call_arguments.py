@@ -44,15 +44,13 @@ def require_known_arguments(model: nn.Module, given: dict[str, Any]) -> None:
     for name in given.keys() - known:
         nearest = difflib.get_close_matches(name, known, 1, 0.8)
         if given[name] is not None and (nearest or CHANGES_RESULTS.search(name)):
-            error = f"{name} is no argument of {type(model).__name__}"
-            if nearest:
-                error += f": did you mean {nearest[0]}?"
-            elif "attention_mask" in known:
-                error += (
+            advice = f": did you mean {nearest[0]}?" if nearest else ""
+            if not nearest and "attention_mask" in known:
+                advice = (
                     ": pass absent tokens as attention_mask, documents in one row as cu_seq_lens_q or seq_idx, and a state "
                     "as cache. Whether tokens see later tokens is set by bidirectional in the configuration."
                 )
-            raise ValueError(error)
+            raise ValueError(f"{name} is no argument of {type(model).__name__}{advice}")
 
 
 def with_arguments_of(base: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,7 +58,6 @@ def with_arguments_of(base: Callable[..., Any], function: Callable[..., Any]) ->
 
     Tools such as Trainer read from the signature which dataset columns and options a model accepts.
     """
-
     own, handed_on = (inspect.signature(each).parameters for each in (function, base))
     further = [argument for name, argument in handed_on.items() if name not in own]
     if not further:  # e.g. in a class derived from a head: no wrapper is needed

@@ -1,14 +1,15 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Mixins and checks for several configurations: known fields, allowed values and presets."""
+"""What several configurations share: known fields, allowed values, named sizes and named schedules of decays."""
 
 import difflib
+import math
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from transformers import GenerationConfig
-from transformers.configuration_utils import PreTrainedConfig
 
-from ..hub.adapter_targets import offer_to_adapters
 from ..hub.saving import TRAVELS, SavedWithCode
 
 
@@ -23,10 +24,62 @@ READ_BY_TRANSFORMERS = frozenset((
     "output_attentions", "partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta",
     "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype",
 ))  # fmt: skip
+# Linear layers that PEFT adapts by default in language models: all but heads, which it trains whole for some tasks.
+ADAPTED = (
+    *("q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "up_proj", "gate_proj", "down_proj"),
+    *("q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"),
+)
+DECAY_SCHEDULES = ("power_of_two", "log_linear", "alibi", "geometric", "none")
+# Sentences about allowed values, and what they allow.
+RULES = {
+    "positive": lambda value: value > 0,
+    "positive, or None": lambda value: value is None or value > 0,
+    "a positive integer": lambda value: value > 0,
+    "a positive integer or None": lambda value: value is None or value > 0,
+    "positive integers": lambda values: all(value > 0 for value in values),
+    "in [0, 1)": lambda value: 0 <= value < 1,
+}
 
 
-class KnownFieldsMixin(SavedWithCode):
-    """Mixin of configurations that refuse unknown names. Unknown names in files are allowed and become attributes."""
+def scheduled_decays(schedule: str | Sequence[float], heads: int, decay_range: Sequence[float] = (2, 512)) -> list[float]:
+    """Returns γ of each head, in double precision, by a schedule and range as in `RetNetConfig`."""
+    if not isinstance(schedule, str):
+        return [float(decay) for decay in schedule]
+    if schedule == "power_of_two":
+        return [1 - 2.0 ** (-5 - head) for head in range(heads)]
+    if schedule == "alibi":
+        return [math.exp(-(2 ** (-8 * (head + 1) / heads))) for head in range(heads)]
+    if schedule == "none":
+        return [1.0] * heads
+    if schedule not in DECAY_SCHEDULES:
+        raise ValueError(f"decay_schedule must be one of {DECAY_SCHEDULES} or a list of decays, got {schedule!r}.")
+    first, last = (math.log(end) for end in ((1 / 32, 1 / 512) if schedule == "log_linear" else decay_range))
+    exponents = [first + (last - first) * head / max(heads - 1, 1) for head in range(heads)]
+    if schedule == "log_linear":
+        return [1 - math.exp(exponent) for exponent in exponents]
+    return [math.exp(-math.exp(-exponent)) for exponent in (exponents if heads > 1 else [(first + last) / 2])]
+
+
+class ConfigMixin(SavedWithCode):
+    """Mixin of configurations. They have named sizes, and refuse unknown fields; in files, these become attributes."""
+
+    _presets: dict[str, dict[str, Any]]  # fields of each named size
+
+    @classmethod
+    def presets(cls) -> tuple[str, ...]:
+        """Returns the names that `from_preset` accepts."""
+        return tuple(cls._presets)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any):
+        """Returns the configuration of a named size. Any field may be overridden.
+
+        Raises:
+            ValueError: for an unknown name.
+        """
+        if name not in cls._presets:
+            raise ValueError(f"preset must be one of {', '.join(cls._presets)}, got {name!r}.")
+        return cls(**(cls._presets[name] | overrides))
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
@@ -45,104 +98,68 @@ class KnownFieldsMixin(SavedWithCode):
             of_transformers = {*READ_BY_TRANSFORMERS, *WITHOUT_EFFECT_IN_TRANSFORMERS, *GenerationConfig().to_dict()}
             for name in kwargs.keys() - of_transformers - vars(self).keys():
                 if not name.startswith("_"):
-                    nearest = difflib.get_close_matches(
-                        name, [*(field.name for field in fields(self)), *self.attribute_map], 1
-                    )
+                    known = [*(field.name for field in fields(self)), *self.attribute_map]
+                    nearest = difflib.get_close_matches(name, known, 1)
                     advice = f": did you mean {nearest[0]!r}?" if nearest else ""
                     raise ValueError(f"{type(self).__name__} has no field {name!r}{advice}.")
         super().__post_init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields, and `auto_map` if code is saved with the model."""
-        offer_to_adapters(self.model_type, hasattr(self, "vocab_size"))
+        """Returns all fields, and `auto_map` if code is saved with the model.
+
+        Adds the model_type to PEFT's tables of default targets, for LoRA and all methods with the same targets. PEFT calls
+        `to_dict` before it looks the type up, so it need not be imported first.
+        """
+        for name, table in list(vars(sys.modules.get("peft.utils", object)).items()):
+            targets = table if name.endswith("_TARGET_MODULES_MAPPING") and isinstance(table, dict) else {}
+            if targets.get("llama") == ["q_proj", "v_proj"]:
+                targets.setdefault(self.model_type, list(ADAPTED) if hasattr(self, "vocab_size") else "all-linear")
         content = super().to_dict()
         return content if self.auto_map else {name: value for name, value in content.items() if name != "auto_map"}
 
-
-class PresetsMixin:
-    """Mixin of configurations with named sizes. `_presets` maps each name to its fields."""
-
-    _presets: dict[str, dict[str, Any]]
-
-    @classmethod
-    def presets(cls) -> tuple[str, ...]:
-        """Returns the names that `from_preset` accepts."""
-        return tuple(cls._presets)
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any):
-        """Returns the configuration of a named size. Any field may be overridden.
-
-        Raises:
-            ValueError: for an unknown name.
-        """
-        if name not in cls._presets:
-            raise ValueError(f"preset must be one of {', '.join(cls._presets)}, got {name!r}.")
-        return cls(**(cls._presets[name] | overrides))
-
-
-class FieldChecks:
-    """Checks of a configuration's fields. Each raises ValueError with the field, the allowed values and the given value."""
-
-    def __init__(self, config: PreTrainedConfig) -> None:
-        self.config = config
-
-    def require(self, condition: bool, field: str, allowed: str) -> None:
+    def _require(self, condition: bool, field: str, allowed: str) -> None:
+        """Raises ValueError with the field, what is allowed and the given value, unless the condition holds."""
         if not condition:
-            raise ValueError(f"{field} must be {allowed}, got {getattr(self.config, field)!r}.")
+            raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}.")
 
-    def one_of(self, field: str, allowed: tuple[str, ...]) -> None:
-        self.require(getattr(self.config, field) in allowed, field, "one of " + ", ".join(allowed))
+    def _require_one_of(self, field: str, allowed: tuple[str, ...]) -> None:
+        self._require(getattr(self, field) in allowed, field, "one of " + ", ".join(allowed))
 
-    def positive(self, *fields: str, allowed: str = "positive") -> None:
+    def _require_all(self, allowed: str, *fields: str, allows: Callable[[Any], bool] | None = None) -> None:
+        """Checks fields by the rule of `RULES` for what is allowed, or by `allows`."""
         for field in fields:
-            self.require(getattr(self.config, field) > 0, field, allowed)
+            self._require((allows or RULES[allowed])(getattr(self, field)), field, allowed)
 
-    def positive_integer(self, *fields: str) -> None:
-        self.positive(*fields, allowed="a positive integer")
-
-    def positive_integers(self, *fields: str) -> None:
-        for field in fields:
-            self.require(all(number > 0 for number in getattr(self.config, field)), field, "positive integers")
-
-    def positive_integer_or_none(self, *fields: str) -> None:
-        for field in fields:
-            value = getattr(self.config, field)
-            self.require(value is None or value > 0, field, "a positive integer or None")
-
-    def positive_or_none(self, *fields: str) -> None:
-        for field in fields:
-            value = getattr(self.config, field)
-            self.require(value is None or value > 0, field, "positive, or None")
-
-    def rate(self, *fields: str) -> None:
-        for field in fields:
-            self.require(0 <= getattr(self.config, field) < 1, field, "in [0, 1)")
-
-    def activation(self, *fields: str, allowed: str = "a name of transformers.activations.ACT2FN") -> None:
+    def _check_activation(self, *fields: str, allowed: str = "a name of transformers.activations.ACT2FN") -> None:
         from transformers.activations import ACT2FN  # importing it takes a second
 
-        for field in fields:
-            value = getattr(self.config, field)  # None is only possible if the field's type allows it
-            names = value if isinstance(value, list) else [value]
-            self.require(all(name is None or name in ACT2FN for name in names), field, allowed)
+        def allows(value: str | list[str | None] | None) -> bool:  # None only if the field's type allows it
+            return all(name is None or name in ACT2FN for name in (value if isinstance(value, list) else [value]))
 
-    def decay_schedule(self, schedules: tuple[str, ...]) -> None:
-        """Checks that `decay_schedule` is the name of a schedule or a list of decays."""
-        schedule, heads = self.config.decay_schedule, self.config.num_attention_heads
+        self._require_all(allowed, *fields, allows=allows)
+
+    def _check_decay_schedule(self, layers: int = 0) -> None:
+        """Checks that `decay_schedule` is a name, a list of decays or, with `layers`, a list of one such list per layer."""
+        schedule, heads = self.decay_schedule, self.num_attention_heads
         if isinstance(schedule, str):
-            self.one_of("decay_schedule", schedules)
+            return self._require_one_of("decay_schedule", DECAY_SCHEDULES)
+        lists, allowed = [schedule], f"num_attention_heads ({heads}) numbers in (0, 1]"
+        if layers and any(isinstance(entry, list) for entry in schedule):
+            lists, allowed = schedule, f"one list per layer (num_hidden_layers is {layers}) of {allowed}"
         else:
-            numbers = len(schedule) == heads and all(0 < decay <= 1 for decay in schedule)
-            self.require(numbers, "decay_schedule", f"a list of num_attention_heads ({heads}) numbers in (0, 1]")
+            layers, allowed = 1, f"a list of {allowed}"
+        valid = (
+            isinstance(decays, list) and len(decays) == heads and all(0 < each <= 1 for each in decays) for decays in lists
+        )
+        self._require(len(lists) >= layers and all(valid), "decay_schedule", allowed)
 
-    def decay_range(self, layers: int = 0) -> None:
+    def _check_decay_range(self, layers: int = 0) -> None:
         """Checks that `decay_range` is a pair of time constants, or a list of pairs for `layers` layers."""
-        stated = self.config.decay_range
+        spans, fewest = self.decay_range, layers
         allowed = "a pair of time constants in tokens, the first at least 0.1 and the second not below it"
-        if stated and isinstance(stated[0], list):
-            spans, allowed = stated, f"{allowed}, or a list of one pair for each of the {layers} layers"
-            self.require(len(spans) >= layers, "decay_range", allowed)
+        if spans and isinstance(spans[0], list):
+            allowed += f", or a list of one pair for each of the {layers} layers"
         else:
-            spans = [stated]
-        self.require(all(len(span) == 2 and 0.1 <= span[0] <= span[1] for span in spans), "decay_range", allowed)
+            spans, fewest = [spans], 1
+        valid = (len(span) == 2 and 0.1 <= span[0] <= span[1] for span in spans)
+        self._require(len(spans) >= fewest and all(valid), "decay_range", allowed)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..ops.retention_forms import StepDecay, without_autocast
-from ..ops.retention_packed import ChunkedDocuments, packed_step_, states_between
+from ..ops.retention_forms import StepDecay, states_between, without_autocast
+from ..ops.retention_packed import ChunkedDocuments, packed_step_
 from .retention_triton import (
     launch_chunkwise,
     launch_step,
@@ -37,7 +37,7 @@ def packed_step_triton_(
     """Computes `packed_step_` in one launch, with its arguments and result. Does not copy the states."""
     if states.stride(-1) != 1 or not (runs_on(states.device) and launches_at_once(query)):
         return packed_step_(query, key, value, decay, states, rows, begins)
-    keep = decay.keep if begins is None else decay.keep.masked_fill(begins[:, None, None, None], 0)
+    keep = decay.decay if begins is None else decay.decay.masked_fill(begins[:, None, None, None], 0)
     tokens = (operand.permute(2, 1, 0, 3) for operand in (query, key, value))  # (D, ., 1, .)
     return launch_step(*tokens, keep, None, states, rows).permute(2, 1, 0, 3)
 
@@ -45,20 +45,18 @@ def packed_step_triton_(
 def chunks_triton(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, group: ChunkedDocuments, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the output (H, A C, V), and the states after the documents, (D, M, K, V).
+    """Returns the output (A, H, C, V) of chunks of packed documents, and the states after the documents, (D, M, K, V).
 
     Args:
-        query, key, value: (H, T, K), (G, T, K) and (G, T, V), whose heads need not be as many as the states.
+        query, key, value: (A, H, C, K), (A, G, C, K) and (A, G, C, V), whose heads need not be as many as the states.
         log_decay: (M,). state: (D, M, K, V), before the documents.
     """
-    rows = [operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value)]  # (A, ., C, .)
-    mask = torch.arange(group.tokens.shape[1], device=query.device) < group.count[:, None]
-    scan, _, keys, values, _ = prepare(*rows, log_decay, None, mask, None, None)
+    mask = torch.arange(query.shape[2], device=query.device) < group.count[:, None]
+    scan, _, keys, values, _ = prepare(query, key, value, log_decay, None, mask, None, None)
     written = scan_states(scan, keys, values)[1]
-    kept = torch.exp(group.count[:, None, None, None] * log_decay.view(-1, 1, 1))  # (A, M, 1, 1)
-    before, after = states_between(written, kept, group, state)
-    output, _ = launch_chunkwise(*rows, log_decay, before, mask, None, None)
-    return output.transpose(0, 1).flatten(1, 2), after
+    decay = torch.exp(group.count[:, None, None, None] * log_decay.view(-1, 1, 1))  # (A, M, 1, 1)
+    before, after = states_between(group.rounds(written, decay), state)
+    return launch_chunkwise(query, key, value, log_decay, torch.cat(before), mask, None, None)[0], after
 
 
 class SplitRetention(torch.autograd.Function):

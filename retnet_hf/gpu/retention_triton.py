@@ -838,8 +838,8 @@ def recurrent_step_triton_(
     if state is None or state.stride(-1) != 1 or recorded or not runs_on(query.device):
         return recurrent_step_(query, key, value, state, decay)
     step = launch_step if launches_at_once(query) else recurrent_step_operator  # has more overhead
-    output = step(query, key, value, decay.keep, decay.write, state)
-    return output if decay.write is None else output * decay.write, state
+    output = step(query, key, value, decay.decay, decay.write_mask, state)
+    return output if decay.write_mask is None else output * decay.write_mask, state
 
 
 def check_step(query, key, value, left, state) -> None:

@@ -87,11 +87,7 @@ model = {model_class}.from_pretrained("{name}")
 
 
 def model_card(
-    model: PreTrainedModel,
-    name: str,
-    facts: dict[str, str] | None = None,
-    prompt: str | None = None,
-    training: str = "",
+    model: PreTrainedModel, name: str, facts: dict[str, str] | None = None, prompt: str | None = None, training: str = ""
 ) -> ModelCard:
     """Returns the model card of a model of one of `FAMILIES`.
 
@@ -110,13 +106,12 @@ def model_card(
     tags = {config.model_type, *(["retention"] if family != "ViT" else []), *(model.model_tags or [])}
     if kind in ("retnet", "retnet_hybrid"):
         task, auto_class = TASKS[suffix], f"AutoModel{suffix.removeprefix('Model')}"
-        nature = _ENCODER if config.bidirectional else _DECODER
-        sizes = {"state_bytes": f"{4 * config.state_size:,}"}
+        nature, sizes = _ENCODER if config.bidirectional else _DECODER, {"state_bytes": f"{4 * config.state_size:,}"}
         if config.has_softmax_attention:
             windows_alone = config.sliding_window and "linear_attention" not in config.layer_types
             nature = _SOFTMAX if windows_alone else _HYBRID
             sizes |= {"window": config.sliding_window, "sinks": config.attention_sinks}
-            sizes |= {"token_numbers": f"{config.cache_size_per_token:,}"}
+            sizes["token_numbers"] = f"{config.cache_size_per_token:,}"
         nature = nature.format(**sizes)
         rows = {
             "hidden size": config.hidden_size,

@@ -7,7 +7,6 @@ Only `names_in`, `tensor_parallel_share` and the methods use private names of tr
 import functools
 from typing import Any
 
-from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel, load_state_dict
 
 from .foreign import conversion
@@ -30,17 +29,6 @@ def tensor_parallel_share(load_config: Any) -> tuple[int, int] | None:
     return mesh.get_local_rank(), mesh.size()
 
 
-def require_equal_shares(config: PreTrainedConfig, share: tuple[int, int] | None) -> None:
-    """Raises ValueError if the ranks of tensor parallelism cannot share the heads equally."""
-    for name in ("num_key_value_heads", "attention_num_key_value_heads", "head_norm_groups"):
-        groups = getattr(config, name, None)
-        if share is not None and groups is not None and groups % share[1]:
-            raise ValueError(
-                f"{name} must be a multiple of the number of tensor-parallel ranks ({share[1]}), which share the heads, "
-                f"got {groups}."
-            )
-
-
 class SharedLoading:
     """Base class of RetNet models: the steps of `from_pretrained` that differ from transformers."""
 
@@ -52,7 +40,13 @@ class SharedLoading:
             ValueError: if the ranks of tensor parallelism cannot share the heads equally.
         """
         share = tensor_parallel_share(load_config)
-        require_equal_shares(model.config, share)
+        for name in ("num_key_value_heads", "attention_num_key_value_heads", "head_norm_groups"):
+            groups = getattr(model.config, name, None)
+            if share is not None and groups is not None and groups % share[1]:
+                raise ValueError(
+                    f"{name} must be a multiple of the number of tensor-parallel ranks ({share[1]}), which share the "
+                    f"heads, got {groups}."
+                )
         model.share_heads(share)
         names = names_in(checkpoint_files) if state_dict is None and checkpoint_files else state_dict or ()
         ours = any(name.endswith(OUR_TENSORS) for name in names)

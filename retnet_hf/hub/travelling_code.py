@@ -31,13 +31,8 @@ PACKAGE = __name__.split(".")[0]
 ROOT = Path(__file__).parents[2]
 WIDTH = 120
 ROOMS = ("ops", "state", "modules", "arguments", "hub")  # their order in a file, before the model itself
-GPU = [
-    f"{PACKAGE}.gpu.{name}"
-    for name in (
-        *("launching", "retention_triton", "rotation_triton", "gates_triton", "cross_entropy_triton"),
-        *("kernel_check", "cuda_graphs"),
-    )
-]
+_KERNELS = ("launching", "retention_triton", "rotation_triton", "gates_triton", "cross_entropy_triton", "kernel_check")
+GPU = [f"{PACKAGE}.gpu.{name}" for name in (*_KERNELS, "cuda_graphs")]
 GPU_FILE = "retnet_gpu"
 
 
@@ -45,9 +40,9 @@ class Module:
     """The parsed source of a module of this package.
 
     Attributes:
-        needs: the modules of this package that it imports at its top, with the imported names.
-        later: the modules of this package that it imports in functions.
-        imports: its other imports, as pairs (module, or None for `import name`; name).
+        needs: the modules of this package that it imports at its top, with the imported names. later: those that it imports
+            in functions, from the GPU file if it has the module, else from the package.
+        imports: its other imports at the top, as pairs (module, or None for `import name`; name).
         heading, summary: its file, and the first line of its docstring.
         licence, body: its first lines, and the source without these lines, docstring, imports and __all__.
     """
@@ -66,45 +61,34 @@ class Module:
         self.imports: set[tuple[str | None, str]] = set()
         statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
         for node in sorted(statements, key=lambda node: node.lineno, reverse=True):  # so that line numbers stay right
-            place = slice(node.lineno - 1, node.end_lineno)
-            at_top = node in tree.body
-            if isinstance(node, (ast.Import, ast.ImportFrom)) and at_top:
-                self._import(node)
-                del self.lines[place]
-            elif isinstance(node, ast.ImportFrom) and node.level:
-                self.lines[place] = self._import_later(node)
-            elif node is tree.body[0] or (at_top and ast.unparse(node).startswith("__all__")):
-                del self.lines[place]
-        self.licence, self.body = self.lines[:2], "\n".join(self.lines[2:]).strip("\n")
-
-    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
-        names = set(map(ast.unparse, node.names))
-        if getattr(node, "level", 0):
-            if node.module is None or any(alias.asname for alias in node.names):
+            place, at_top, indent = slice(node.lineno - 1, node.end_lineno), node in tree.body, " " * node.col_offset
+            is_import, is_relative = isinstance(node, (ast.Import, ast.ImportFrom)), getattr(node, "level", 0) > 0
+            module = getattr(node, "module", None)
+            names = list(map(ast.unparse, node.names)) if is_import else []
+            if is_relative and at_top and (module is None or any(alias.asname for alias in node.names)):
                 raise ValueError(
                     f"{self.heading}, line {node.lineno}: code to be saved must import names of this package without `as`."
                 )
-            self.needs.setdefault(self.absolute(node), set()).update(names)
-        else:
-            self.imports |= {(getattr(node, "module", None), name) for name in names}
-
-    def _import_later(self, node: ast.ImportFrom) -> list[str]:
-        """Returns the lines of an import in a function: from the GPU file if it has the module, else from the package."""
-        names, indent = ", ".join(map(ast.unparse, node.names)), " " * node.col_offset
-        module = self.absolute(node)
-        self.later.add(module)
-        if module in GPU:
-            return [f"{indent}from .{GPU_FILE} import {names}"]
-        return [
-            f"{indent}try:",
-            f"{indent}    from {module} import {names}",
-            f"{indent}except ImportError as error:",
-            f'{indent}    raise ImportError("This needs the package {PACKAGE}, which is not installed.") from error',
-        ]
-
-    def absolute(self, node: ast.ImportFrom) -> str:
-        """Returns the absolute name of the module of a relative import."""
-        return ".".join([*self.name.split(".")[: -node.level], node.module])
+            if is_relative:
+                module = ".".join([*name.split(".")[: -node.level], module])
+            if is_relative and at_top:
+                self.needs.setdefault(module, set()).update(names)
+            elif is_relative:
+                self.later.add(module)
+            elif is_import and at_top:
+                self.imports |= {(module, imported) for imported in names}
+            if at_top and (is_import or node is tree.body[0] or ast.unparse(node).startswith("__all__")):
+                del self.lines[place]
+            elif is_relative and module in GPU:
+                self.lines[place] = [f"{indent}from .{GPU_FILE} import {', '.join(names)}"]
+            elif is_relative:
+                self.lines[place] = [
+                    f"{indent}try:",
+                    f"{indent}    from {module} import {', '.join(names)}",
+                    f"{indent}except ImportError as error:",
+                    f'{indent}    raise ImportError("This needs the package {PACKAGE}, which is not installed.") from error',
+                ]
+        self.licence, self.body = self.lines[:2], "\n".join(self.lines[2:]).strip("\n")
 
 
 module_of = functools.cache(Module)  # files of several classes share modules
@@ -114,22 +98,20 @@ def in_order(*names: str) -> dict[str, Module]:
     """Returns the named modules and all modules that they import, each after the modules that it imports."""
     found: dict[str, Module] = {}
 
+    def order(name: str) -> int:  # among modules that do not import each other
+        room = name.split(".")[1]
+        return ROOMS.index(room) if room in ROOMS else len(ROOMS)
+
     def visit(name: str) -> None:
         if name not in found:
             module = module_of(name)
-            for needed in sorted(module.needs, key=place_of):
+            for needed in sorted(module.needs, key=order):
                 visit(needed)
             found[name] = module
 
     for name in names:
         visit(name)
     return found
-
-
-def place_of(name: str) -> int:
-    """Returns the sort key of a module among modules that do not import each other."""
-    room = name.split(".")[1]
-    return ROOMS.index(room) if room in ROOMS else len(ROOMS)
 
 
 def import_lines(imports: set[tuple[str | None, str]], width: int = WIDTH) -> list[str]:
@@ -150,10 +132,8 @@ def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str
         main: the module that gives the file its docstring.
     """
     imports = {each for module in modules.values() for each in module.imports}
-    for module in modules.values():
-        for needed, names in module.needs.items():
-            if needed in others:
-                imports |= {(f".{others[needed]}", name) for name in names}
+    needs = [each for module in modules.values() for each in module.needs.items() if each[0] in others]
+    imports |= {(f".{others[needed]}", name) for needed, names in needs for name in names}
     of_triton = {(name, each) for name, each in imports if (name or each).split(".")[0] == "triton"}
     own = import_lines(imports - of_triton)
     if of_triton:  # transformers refuses files that import a package that is not installed, except within `try`
@@ -169,24 +149,19 @@ def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str
 def files_of(cls: type) -> dict[str, str]:
     """Returns the files of a class of this package, as a dict of sources by file name without ".py"."""
     main, config_class = cls.__module__, getattr(cls, "config_class", None)
-    of_config, files = {}, {}
+    file, of_config, files = main.split(".")[-1], {}, {}
     if config_class is not None:
         of_config = in_order(config_class.__module__)
-        files = {last_part(config_class.__module__): merged(of_config, {}, config_class.__module__)}
+        files = {config_class.__module__.split(".")[-1]: merged(of_config, {}, config_class.__module__)}
     modules = {name: module for name, module in in_order(main).items() if name not in of_config}
     others = dict.fromkeys(of_config, next(iter(files), ""))
-    files[last_part(main)] = merged(modules, others, main)
+    files[file] = merged(modules, others, main)
     asked = [name for name in GPU if any(name in module.later for module in modules.values())]
     if asked:
-        others |= dict.fromkeys(modules, last_part(main))
+        others |= dict.fromkeys(modules, file)
         kernels = {name: module for name, module in in_order(*asked).items() if name not in others}
         files[GPU_FILE] = merged(kernels, others, next(iter(kernels)))
     return files
-
-
-def last_part(module: str) -> str:
-    """Returns the name of a module without its package."""
-    return module.rpartition(".")[2]
 
 
 def derived_files(cls: type) -> dict[str, str]:
@@ -197,9 +172,9 @@ def derived_files(cls: type) -> dict[str, str]:
     Raises:
         ValueError: if the code cannot be saved.
     """
-    file = getattr(sys.modules[cls.__module__], "__file__", None)
+    file, refused = getattr(sys.modules[cls.__module__], "__file__", None), f"The code of {cls.__name__} cannot be saved:"
     if file is None:
-        raise ValueError(f"The code of {cls.__name__} cannot be saved: its module {cls.__module__} is not a file.")
+        raise ValueError(f"{refused} its module {cls.__module__} is not a file.")
     sources = sources_of(Path(file))
     uses = [use for source in sources.values() for _, uses in imports_from_here(source) for use in uses]
     used = (getattr(module, name, None) for _, module, names in uses for name in names)
@@ -207,17 +182,12 @@ def derived_files(cls: type) -> dict[str, str]:
     files: dict[str, str] = {}
     for text in sorted(map(files_of, bases), key=lambda files: sum(map(len, files.values())), reverse=True):
         if not all(top_level(source) <= set().union(*map(top_level, files.values())) for source in text.values()):
-            clash = [name for name in text if files.get(name, text[name]) != text[name]]
-            if clash:
-                raise ValueError(
-                    f"The code of {cls.__name__} cannot be saved: {clash[0]}.py would belong to two families of models. "
-                    "Derive them in separate modules."
-                )
+            if clash := [name for name in text if files.get(name, text[name]) != text[name]]:
+                advice = "Derive them in separate modules."
+                raise ValueError(f"{refused} {clash[0]}.py would belong to two families of models. {advice}")
             files |= text
     if both := files.keys() & sources.keys():
-        raise ValueError(
-            f"The code of {cls.__name__} cannot be saved: {min(both)}.py is also a file of {PACKAGE}. Rename yours."
-        )
+        raise ValueError(f"{refused} {min(both)}.py is also a file of {PACKAGE}. Rename yours.")
     return files | {name: with_files(name, source, files) for name, source in sources.items()}
 
 
@@ -321,7 +291,7 @@ def code_beside(saved: Any, folder: str | os.PathLike) -> Iterator[None]:
             partial.write_text(text, encoding="utf-8")
             partial.replace(Path(folder) / f"{name}.py")
     config = getattr(saved, "config", saved)
-    reference = f"{last_part(cls.__module__)}.{cls.__name__}"
+    reference = f"{cls.__module__.split('.')[-1]}.{cls.__name__}"
     config.auto_map = (getattr(config, "auto_map", None) or {}) | {cls._auto_class: reference}
     # transformers reads this attribute to decide whether it copies modules itself.
     name, answer = ("is_remote_code", lambda: False) if isinstance(saved, nn.Module) else ("_auto_class", None)

@@ -39,8 +39,8 @@ class SinkRotation(OnDevice):
         self.rotate, self.nearer = rotate, nearer
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        turned, key = self.rotate(query, key)
-        return torch.cat([turned, self.nearer.of_queries(query)], dim=-1), key
+        rotated, rotated_key = self.rotate(query, key)
+        return torch.cat([rotated, self.nearer(query, key)[0]], dim=-1), rotated_key
 
 
 def key_halves(sinks: Tensor, dtype: torch.dtype) -> Tensor:

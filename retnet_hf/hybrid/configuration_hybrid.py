@@ -5,7 +5,6 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
-from ..arguments.configuration_checks import FieldChecks
 from ..hub.foreign import conversion
 from ..retnet.configuration_retnet import RetNetConfig
 
@@ -32,9 +31,8 @@ def fields_of(content: dict[str, Any], options: dict[str, Any]) -> dict[str, Any
     if "slope_offset" in options:
         content = content | {"slope_offset": options.pop("slope_offset")}
     is_ours = content.get("model_type") in (RetNetConfig.model_type, RetNetHybridConfig.model_type)
-    is_ours = is_ours and not content.get("attn")  # the softmax layers of a hybrid of fla
-    is_ours = is_ours and "slope_offset" not in content
-    families = None if is_ours else conversion("families")
+    foreign = not is_ours or content.get("attn") or "slope_offset" in content  # attn: softmax layers of a hybrid of fla
+    families = conversion("families") if foreign else None
     return content if families is None else families.fields_of(content)
 
 
@@ -63,11 +61,9 @@ class RetNetHybridConfig(RetNetConfig):
             `qkv_bias`, `use_qk_norm` and the `rope_theta` of softmax layers; the same as in retention if absent.
         attention_max_length (`int`, *optional*): the most tokens of a row, with padding, that "full_attention" accepts; any
             number if absent. For models that attend to blocks of longer texts, which is not supported.
-        attention_log_base (`float`, *optional*): if a is given, softmax queries at position t are multiplied by
-            ln(t + a) / ln a.
+        attention_log_base (`float`, *optional*): a in ln(t + a) / ln a, a factor on softmax queries at position t, if given.
         sliding_window (`int`, *optional*): tokens that a token of "sliding_attention" sees, itself included.
-        attention_sinks (`int`): how many of the first tokens of a document stay visible in addition to the window of
-            "sliding_attention" (arXiv 2309.17453).
+        attention_sinks (`int`): first tokens of a document that stay visible beside the window (arXiv 2309.17453).
         attention_sink_distance (`int`, *optional*): the largest distance, in positions, at which a token sees the first
             token, so that windows work in texts longer than the training texts: at least the window plus
             attention_sinks, minus 1. None for the real distance.
@@ -247,17 +243,17 @@ class RetNetHybridConfig(RetNetConfig):
 
     def _tensor_parallel_plan(self) -> dict[str, str]:
         plan = super()._tensor_parallel_plan()
+        if self.learned_rotary_layers:
+            plan["layers.*.retention.learned_rotation"] = "replicated_with_grad_allreduce"
         if self.has_softmax_attention and self.kv_lora_rank is None:  # latent attention is computed by every rank
-            plan |= self._tensor_parallel_mixer("attention", self.attention_gate_act is not None, [])
-            if self.attention_use_qk_norm is not None:
-                norms = [f"layers.*.attention.{name}_norm" for name in "qk"]
-                plan = {name: style for name, style in plan.items() if name not in norms}
-                plan |= dict.fromkeys(norms if self.attention_use_qk_norm else (), "replicated_with_grad_allreduce")
+            normed = self.use_qk_norm if self.attention_use_qk_norm is None else self.attention_use_qk_norm
+            plan |= self._tensor_parallel_mixer("attention", self.attention_gate_act is not None, normed)
         if "linear_attention" not in self.layer_types:
             plan = {name: style for name, style in plan.items() if ".retention." not in name}
         if self.num_experts is not None:
-            plan |= {f"layers.*.mlp.shared.{name}": "colwise" for name in ("gate_proj", "up_proj")}
             plan |= {
+                "layers.*.mlp.shared.gate_proj": "colwise",
+                "layers.*.mlp.shared.up_proj": "colwise",
                 "layers.*.mlp.shared.down_proj": "rowwise",
                 "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
                 "layers.*.mlp.experts.down_proj": "rowwise",
@@ -265,129 +261,87 @@ class RetNetHybridConfig(RetNetConfig):
             }
         return plan
 
-    def _norms_of_heads(self) -> list[str]:
-        return super()._norms_of_heads() + (["learned_rotation"] if self.learned_rotary_layers else [])
-
     def validate_hybrid(self) -> None:
         """Checks the fields of a hybrid, as part of `@strict` validation."""
-        check, layers = FieldChecks(self), self.num_hidden_layers
-        check.require(
-            len(self.layer_types) == layers and all(kind in KINDS for kind in self.layer_types),
-            "layer_types",
-            f"a list of num_hidden_layers ({layers}) names, each one of {', '.join(KINDS)}",
-        )
-        check.require(
-            not (self.bidirectional and self.has_softmax_attention), "layer_types", "all linear_attention in an encoder"
-        )
-        self._validate_windows(check)
-        self._validate_latent(check)
-        self._validate_heads(check)
-        self._validate_experts(check)
+        layers, heads = self.num_hidden_layers, self.num_attention_heads
+        valid = len(self.layer_types) == layers and all(kind in KINDS for kind in self.layer_types)
+        allowed = f"a list of num_hidden_layers ({layers}) names, each one of {', '.join(KINDS)}"
+        self._require(valid, "layer_types", allowed)
+        valid = not (self.bidirectional and self.has_softmax_attention)
+        self._require(valid, "layer_types", "all linear_attention in an encoder")
 
-    def _validate_windows(self, check: FieldChecks) -> None:
-        slides = "sliding_attention" in self._all_layer_types
-        check.require(
-            self.sliding_window > 0 if slides and self.sliding_window is not None else not slides,
-            "sliding_window",
-            "a positive number of tokens, since layer_types has sliding_attention",
-        )
-        check.require(
-            self.attention_sinks == 0 or (self.attention_sinks > 0 and slides),
-            "attention_sinks",
-            "0, or a positive number of tokens if layer_types has sliding_attention",
-        )
-        least = (self.sliding_window or 0) + self.attention_sinks - 1
-        check.require(
-            self.attention_sink_distance is None or self.attention_sinks > 0,
-            "attention_sink_distance",
-            "None if attention_sinks is 0",
-        )
-        check.require(
-            self.attention_sink_distance is None or self.attention_sink_distance >= least,
-            "attention_sink_distance",
-            f"{least} (sliding_window + attention_sinks - 1) or more, or None",
-        )
+        # windows and sinks
+        slides, window, sinks = "sliding_attention" in self._all_layer_types, self.sliding_window, self.attention_sinks
+        valid = window > 0 if slides and window is not None else not slides
+        self._require(valid, "sliding_window", "a positive number of tokens, since layer_types has sliding_attention")
+        allowed = "0, or a positive number of tokens if layer_types has sliding_attention"
+        self._require(sinks == 0 or (sinks > 0 and slides), "attention_sinks", allowed)
+        distance, least = self.attention_sink_distance, (window or 0) + sinks - 1
+        self._require(distance is None or sinks > 0, "attention_sink_distance", "None if attention_sinks is 0")
+        allowed = f"{least} (sliding_window + attention_sinks - 1) or more, or None"
+        self._require(distance is None or distance >= least, "attention_sink_distance", allowed)
 
-    def _validate_latent(self, check: FieldChecks) -> None:
+        # latent attention
         sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        check.positive_integer_or_none("kv_lora_rank", "q_lora_rank", *sizes)
-        if self.kv_lora_rank is None:
-            for name in ("q_lora_rank", *sizes):
-                check.require(getattr(self, name) is None, name, "None without kv_lora_rank")
-            return
-        for name in sizes:
-            check.require(getattr(self, name) is not None, name, "a number if kv_lora_rank is given")
-        check.require(self.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim", "even")
-        slides = "sliding_attention" in self.layer_types
-        check.require(not slides, "layer_types", "without sliding_attention if kv_lora_rank is given")
-        for name in OF_ATTENTION:
-            check.require(getattr(self, name) is None, name, "None if kv_lora_rank is given")
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
-        known = rope_type == "default" or not self.use_rotary
-        check.require(known, "rope_parameters", "of rope_type default if kv_lora_rank is given")
+        self._require_all("a positive integer or None", "kv_lora_rank", "q_lora_rank", *sizes)
+        if self.kv_lora_rank is None:
+            self._require_all("None without kv_lora_rank", "q_lora_rank", *sizes, allows=lambda value: value is None)
+        else:
+            self._require_all("a number if kv_lora_rank is given", *sizes, allows=lambda value: value is not None)
+            self._require(self.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim", "even")
+            without = "sliding_attention" not in self.layer_types
+            self._require(without, "layer_types", "without sliding_attention if kv_lora_rank is given")
+            self._require_all("None if kv_lora_rank is given", *OF_ATTENTION, allows=lambda value: value is None)
+            valid = rope_type == "default" or not self.use_rotary
+            self._require(valid, "rope_parameters", "of rope_type default if kv_lora_rank is given")
 
-    def _validate_heads(self, check: FieldChecks) -> None:
-        check.activation("value_act", "attention_gate_act")
-        check.positive_or_none("head_norm_eps", "attention_residual_multiplier", "mlp_residual_multiplier")
-        check.positive_or_none("qk_norm_eps", "logits_scaling")
-        check.positive_integer_or_none("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim")
-        check.positive_integer_or_none("attention_max_length")
-        check.require(self.logits_scaling is None or not self.bidirectional, "logits_scaling", "None in an encoder")
-        heads = self.num_attention_heads
+        # heads
+        self._check_activation("value_act", "attention_gate_act")
+        self._require_all("positive, or None", "head_norm_eps", "attention_residual_multiplier", "mlp_residual_multiplier")
+        self._require_all("positive, or None", "qk_norm_eps", "logits_scaling")
+        self._require_all("a positive integer or None", "attention_num_heads", "attention_num_key_value_heads")
+        self._require_all("a positive integer or None", "attention_head_dim", "attention_max_length")
+        self._require(self.logits_scaling is None or not self.bidirectional, "logits_scaling", "None in an encoder")
         groups = self.head_norm_groups
-        check.require(
-            groups is None or (groups > 0 and heads % groups == 0 and self.use_head_norm),
-            "head_norm_groups",
-            f"None, or a divisor of num_attention_heads ({heads}) with use_head_norm=True",
-        )
-        check.require(
-            self.rotary_layers is None or (self.use_rotary and self.rotary_layers in ROTARY_LAYERS),
-            "rotary_layers",
-            f"{' or '.join(ROTARY_LAYERS)} with use_rotary=True, or None",
-        )
+        valid = groups is None or (groups > 0 and heads % groups == 0 and self.use_head_norm)
+        allowed = f"None, or a divisor of num_attention_heads ({heads}) with use_head_norm=True"
+        self._require(valid, "head_norm_groups", allowed)
+        valid = self.rotary_layers is None or (self.use_rotary and self.rotary_layers in ROTARY_LAYERS)
+        self._require(valid, "rotary_layers", f"{' or '.join(ROTARY_LAYERS)} with use_rotary=True, or None")
         learned = self.learned_rotary_layers or []
         retains = [layer for layer, kind in enumerate(self._all_layer_types) if kind == "linear_attention"]
-        check.require(
-            set(learned) <= set(retains) and (not learned or self.num_key_value_heads == heads),
-            "learned_rotary_layers",
-            f"a subset of the layers of retention, {retains}, in a model with as many key/value heads as heads",
-        )
+        valid = set(learned) <= set(retains) and (not learned or self.num_key_value_heads == heads)
+        allowed = f"a subset of the layers of retention, {retains}, in a model with as many key/value heads as heads"
+        self._require(valid, "learned_rotary_layers", allowed)
         of_softmax = self.attention_num_heads or heads
         of_keys = self.attention_num_key_value_heads or self.num_key_value_heads
-        check.require(
-            not self.has_softmax_attention or of_softmax % of_keys == 0,
-            "attention_num_key_value_heads",
-            f"a divisor of the number of heads of softmax layers ({of_softmax})",
-        )
-        size, rope_type = self.attention_head_dim, (self.rope_parameters or {}).get("rope_type", "default")
-        check.require(
-            size in (None, self.head_dim) or (rope_type == "default" and (size % 2 == 0 or not self.use_rotary)),
-            "attention_head_dim",
-            f"head_dim ({self.head_dim}), None or, if rope_type (here {rope_type}) is default, an even number",
-        )
-        theta, turns = self.attention_rope_theta, self.use_rotary and self.rotary_layers != "linear_attention"
-        check.require(
-            theta is None or (theta >= 1 and rope_type == "default" and turns),
-            "attention_rope_theta",
-            "a number of at least 1 if softmax layers rotate and rope_type is default, or None",
-        )
+        valid = not self.has_softmax_attention or of_softmax % of_keys == 0
+        allowed = f"a divisor of the number of heads of softmax layers ({of_softmax})"
+        self._require(valid, "attention_num_key_value_heads", allowed)
+        size = self.attention_head_dim
+        valid = size in (None, self.head_dim) or (rope_type == "default" and (size % 2 == 0 or not self.use_rotary))
+        allowed = f"head_dim ({self.head_dim}), None or, if rope_type (here {rope_type}) is default, an even number"
+        self._require(valid, "attention_head_dim", allowed)
+        theta, rotates = self.attention_rope_theta, self.use_rotary and self.rotary_layers != "linear_attention"
+        valid = theta is None or (theta >= 1 and rope_type == "default" and rotates)
+        allowed = "a number of at least 1 if softmax layers rotate and rope_type is default, or None"
+        self._require(valid, "attention_rope_theta", allowed)
         base = self.attention_log_base
-        check.require(base is None or base > 1, "attention_log_base", "a number above 1, or None")
+        self._require(base is None or base > 1, "attention_log_base", "a number above 1, or None")
 
-    def _validate_experts(self, check: FieldChecks) -> None:
+        # experts
         experts, groups, chosen = self.num_experts, self.n_group or 1, self.topk_group or 1
-        check.one_of("router_act", ("softmax", "sigmoid"))
-        check.positive_integer_or_none("num_experts", "moe_intermediate_size")
-        check.require(
-            experts is None or (self.use_gated_mlp and experts % groups == 0 and chosen <= groups),
-            "num_experts",
-            f"None, or a multiple of n_group ({groups}) with topk_group ({chosen}) <= n_group and use_gated_mlp=True",
+        self._require_one_of("router_act", ("softmax", "sigmoid"))
+        self._require_all("a positive integer or None", "num_experts", "moe_intermediate_size")
+        valid = experts is None or (self.use_gated_mlp and experts % groups == 0 and chosen <= groups)
+        allowed = f"None, or a multiple of n_group ({groups}) with topk_group ({chosen}) <= n_group and use_gated_mlp=True"
+        self._require(valid, "num_experts", allowed)
+        valid = experts is None or 0 < self.num_experts_per_tok <= experts * chosen // groups
+        allowed = (
+            f"from 1 to num_experts ({experts}) or, with groups, to the experts in topk_group ({chosen}) of {groups} groups"
         )
-        check.require(
-            experts is None or 0 < self.num_experts_per_tok <= experts * chosen // groups,
-            "num_experts_per_tok",
-            f"from 1 to num_experts ({experts}) or, with groups, to the experts in topk_group ({chosen}) of {groups} groups",
-        )
+        self._require(valid, "num_experts_per_tok", allowed)
 
 
 __all__ = ["RetNetHybridConfig"]

@@ -78,11 +78,7 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Adds the output of the experts that the router chooses and, if there is one, of a shared expert.
-
-    Args:
-        experts: an `Experts` module. shared: the expert that computes all tokens, or None.
-    """
+    """Adds the output of the experts that the router chooses and, if there is one, of the shared expert of all tokens."""
 
     def __init__(self, config: PreTrainedConfig, experts: nn.Module, shared: nn.Module | None) -> None:
         super().__init__()
@@ -112,11 +108,8 @@ def loss_and_routing(
 ) -> tuple[Tensor | None, dict[str, Any]]:
     """Returns the loss plus the weighted loss of unbalanced routing, and the fields that a mixture adds to the outputs.
 
-    The loss of unbalanced routing (arXiv 2101.03961, equations 4 to 6) is computed from the logits (N, E) of all layers. It
-    is left out if they were not recorded.
-
-    Args:
-        attention_mask: (B, S) for the N = B T new tokens, or for earlier and new tokens.
+    The loss of unbalanced routing (arXiv 2101.03961, equations 4 to 6) needs the logits (N, E) of all layers, and the mask
+    (B, S) for the N = B T new tokens, or for earlier and new tokens.
     """
     if not logits:  # not recorded, or there are no experts
         return loss, {}

@@ -61,5 +61,5 @@ class LearnedRotation(ModuleOfHeads):
     def forward(self, vectors: Tensor, position: Tensor) -> Tensor:
         """Returns (B, H, T, 2 K), float32 or wider, from this rank's heads (B, H, T, K) and positions (B|1, T)."""
         wide = torch.promote_types(vectors.dtype, torch.float32)
-        turned = position[:, None, :, None] * self.own(self.angle)[:, None].to(wide)  # (B|1, H, T, K)
-        return torch.cat([vectors * turned.cos(), vectors * turned.sin()], dim=-1)
+        angle = position[:, None, :, None] * self.own(self.angle)[:, None].to(wide)  # (B|1, H, T, K)
+        return torch.cat([vectors * angle.cos(), vectors * angle.sin()], dim=-1)

@@ -22,8 +22,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from ..modules.layers import RetNetRMSNorm
 from ..ops.gradients import gated
-from ..ops.plan import HALF_PRECISION, Plan, Rotation, Scaling
-from ..retnet.decay_and_rotation import RetNetRotaryEmbedding
+from ..ops.plan import HALF_PRECISION, Plan, Rotation
 from ..retnet.modeling_retnet import (
     RetNetDecoderLayer,
     RetNetForCausalLM,
@@ -34,8 +33,10 @@ from ..retnet.modeling_retnet import (
     RetNetMLP,
     RetNetModel,
     RetNetPreTrainedModel,
+    RetNetRetention,
+    RetNetRotaryEmbedding,
+    RetNetTokenMixer,
 )
-from ..retnet.retention_mixer import RetNetRetention, RetNetTokenMixer
 from .configuration_hybrid import RetNetHybridConfig
 from .experts import Experts, MixtureOfExperts, Router, draw_experts, loss_and_routing
 from .head_modules import GroupRMSNorm, LearnedRotation
@@ -84,8 +85,7 @@ class RetNetAttention(RetNetTokenMixer):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, T, D), and the weights (B, H, T, S) if the implementation returns them."""
         past = None if state is None else state.layers[self.layer_idx]
-        query, key, value = self.heads(hidden_states)
-        query, key = plan.rotate(query, key)
+        query, key, value = self.operands(hidden_states, plan)
         output, weights = plan.attend(self, query, key, value, past, scaling=self.head_dim**-0.5, **kwargs)
         output = output.flatten(2)
         output = output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn)
@@ -218,17 +218,18 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         plans = others | {"linear_attention": retention}
         return [plans[kind] for kind in config.layer_types]
 
-    def attention_rotation(self, plan: Plan, dtype: torch.dtype, position: Tensor | None = None) -> Rotation | Scaling:
+    def attention_rotation(self, plan: Plan, dtype: torch.dtype, position: Tensor | None = None) -> Rotation:
         """Returns the rotation in layers of softmax attention, at the positions (B|1, T) given, or else at the plan's."""
         config, scale = self.config, 1.0
         if config.attention_log_base is not None:
             grown = (plan.position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
             scale = grown[:, None, :, None] / math.log(config.attention_log_base)  # (B|1, 1, T, 1)
-        if self.attention_rotary is None:
-            return Scaling(scale)
+        angles = None
         if self.attention_rotary is self.rotary and position is None:
-            return plan.rotate.rescaled(scale, HALF_PRECISION)
-        return Rotation(self.attention_rotary(plan.position if position is None else position, dtype), scale, HALF_PRECISION)
+            angles = plan.rotate.angles
+        elif self.attention_rotary is not None:
+            angles = self.attention_rotary(plan.position if position is None else position, dtype)
+        return Rotation(angles, scale, HALF_PRECISION)
 
 
 class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):

@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..modules.eager_attention import eager_attention_forward
 from ..ops.layout import Layout, OnDevice
-from ..ops.plan import MakeRotation, Rotation
+from ..ops.plan import Rotation
 from ..ops.retention_forms import needs_autograd
 from ..state.retention_state import STATE_LAYERS, StateLayer, first_in_use
 from .attention_columns import Columns, Reach, chosen, columns_of, kept_columns, visible
@@ -153,12 +153,6 @@ class AttentionStateLayer(StateLayer):
             torch.stack([layer.cumulative_length.to(self.device) for layer in layers]).max(),
         )
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        for name in self.SAVED[:-1]:  # the last is cumulative_length, which has no rows
-            tensor = getattr(self, name)
-            if tensor is not None:
-                setattr(self, name, change(tensor))
-
     def reset_rows(self, rows: Tensor) -> None:
         super().reset_rows(rows)
         self.document = self.document.masked_fill(rows[:, None], -1)  # columns of absent tokens
@@ -202,7 +196,7 @@ class AttentionPlan(OnDevice):
         layout: Layout,
         batch: int,
         dtype: torch.dtype,
-        rotation: MakeRotation,
+        rotation: Callable[..., Rotation],
         kind: str,
         state: "AttentionStateLayer | None" = None,
         output_maps: bool = False,
@@ -226,7 +220,7 @@ class AttentionPlan(OnDevice):
         causal = layout.present is None and layout.starts is None and past is None
         sinks, self.halves = keys.beginnings(self.reach.sinks) if self.reach.sinks else None, None
         self.blocks = self._blocks(columns, keys, sinks, causal, size, dtype)
-        distance = config.attention_sink_distance if isinstance(self.rotate, Rotation) else None
+        distance = config.attention_sink_distance if self.rotate.angles is not None else None
         if sinks is not None and distance is not None:
             excess = excess_distance(columns, keys, distance)
             if needs_autograd() or bool(excess.any()):  # compilers and transforms cannot read values
@@ -330,7 +324,7 @@ def attention_plans(
     layout: Layout,
     batch: int,
     dtype: torch.dtype,
-    rotation: MakeRotation,
+    rotation: Callable[..., Rotation],
     layers: list[StateLayer] | None,
     output_maps: bool = False,
 ) -> dict[str, AttentionPlan]:

@@ -12,10 +12,9 @@ from ..state.stream_state import ConvolutionState, StreamState, check_call, part
 
 
 class CausalConv1d(nn.Conv1d):
-    """`nn.Conv1d` over tokens in batch-first layout, (B, T, C): an output reads its own token and those before it.
+    """`nn.Conv1d` over tokens (B, T, C), with its weights: an output reads its own token and those before it.
 
-    Pieces of any length compute what the whole sequence computes. The arguments are those of `nn.Conv1d`, without stride and
-    padding; weights of an `nn.Conv1d` of the same sizes load.
+    Pieces of any length compute what the whole sequence computes.
 
     Args:
         in_channels: C. out_channels: C of the output. kernel_size: tokens that an output reads, in steps of `dilation`.
@@ -44,9 +43,8 @@ class CausalConv1d(nn.Conv1d):
 
         Args:
             hidden_states: (B, T, C).
-            state: what the rows have read before. The call updates it in place. None: the rows begin and end with this call.
-            mask: (B, T), False or 0 where a token is absent. The others are convolved as if it were not there, and its
-                output has no meaning.
+            state: what the rows have read before, updated in place. None: the rows begin and end with this call.
+            mask: (B, T), False or 0 where a token is absent. It changes no other token, and its output has no meaning.
 
         Returns:
             output (B, T, out_channels), and the state that was passed.

@@ -20,12 +20,9 @@ class ComputedBuffer(nn.Module):
     """A module with a computed buffer, which is computed again whenever weights are loaded.
 
     Otherwise the buffer could stay uninitialised after loading, because `to_empty` allocates memory with arbitrary values.
-
-    Attributes:
-        COMPUTED: name of the buffer.
     """
 
-    COMPUTED: str
+    COMPUTED: str  # name of the buffer
 
     @abstractmethod
     def compute(self, device: torch.device | None = None) -> Tensor:
@@ -46,7 +43,7 @@ class ComputedBuffer(nn.Module):
 
 
 class HeadDecay(ComputedBuffer):
-    """ln γ of each head, stored as integers, because a cast of the model to another dtype does not change integers.
+    """ln γ of each head, stored as integers.
 
     Args:
         decays: γ of each head, in (0, 1]; or a list of one list per layer, of equal lengths.

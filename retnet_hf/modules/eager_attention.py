@@ -32,6 +32,5 @@ def eager_attention_forward(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
-    is_causal = attention_mask is None and module.is_causal
-    attention = attention_map(query, key, attention_mask, scaling, is_causal)
+    attention = attention_map(query, key, attention_mask, scaling, attention_mask is None and module.is_causal)
     return (attention @ value).transpose(1, 2), attention

@@ -1,11 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Linear layers and norms of a model, and their first weights as `config.initialization` says.
-
-"xavier" and "deepnet" initialise the projections of layers by Xavier's rule, as in the paper. "deepnet" makes them smaller
-with depth on the path of values (arXiv 2203.00555). "fan_in" initialises every matrix by its number of inputs, and the norms
-of queries and keys of retention so that both begin with the size that they have without a norm. "normal" leaves the matrices
-to transformers.
-"""
+"""Linear layers and norms of a model, and their first weights as `initialization` of `RetNetConfig` says."""
 
 from torch import Tensor, nn
 from transformers import initialization as init
@@ -24,13 +18,10 @@ class RetNetRMSNorm(nn.RMSNorm):
 def projection(
     in_features: int, out_features: int, gain: float = 1.0, on_value_path: bool = True, bias: bool = False
 ) -> nn.Linear:
-    """Returns a projection of a layer, with attributes for the paper's initialisation.
-
-    It is exactly an `nn.Linear`, because bitsandbytes would not quantise a derived class.
+    """Returns a projection of a layer, with attributes for `init_weights`. bitsandbytes would not quantise a derived class.
 
     Args:
-        gain: gain of the Xavier initialisation.
-        on_value_path: whether DeepNet's initialisation makes the weight smaller with depth.
+        gain: of Xavier's initialisation. on_value_path: whether DeepNet's (arXiv 2203.00555) shrinks the weight with depth.
     """
     linear = nn.Linear(in_features, out_features, bias=bias)
     linear.xavier_gain, linear.on_value_path = gain, on_value_path
@@ -38,10 +29,7 @@ def projection(
 
 
 def init_weights(module: nn.Module, config: PreTrainedConfig) -> None:
-    """Initialises the weights of one module.
-
-    transformers has already initialised embeddings, linear layers, and modules named *RMSNorm*.
-    """
+    """Initialises a module. transformers has already initialised embeddings, linear layers, and modules named *RMSNorm*."""
     if isinstance(module, nn.Linear) and config.initialization == "fan_in":
         init_by_inputs(module.weight)
     elif getattr(module, "follows_projection", False) and config.initialization == "fan_in":

@@ -1,10 +1,10 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Rotation, RMS norm, gate and loss, with gradients that save less for the backward pass.
 
-PyTorch would save all intermediate results. The functions here save little more than their operands, which the surrounding
-matrix products save anyway, and recompute the rest: a training step of the preset `small` with 2,048 tokens saves 845 MB
-instead of 1,390 MB and takes about the same time. On a CPU they compute blocks of tokens, so that intermediate results stay
-in the cache. If they are compiled or transformed by `torch.func`, PyTorch differentiates plain operations instead.
+They save little more than their operands, which the surrounding matrix products save anyway, and recompute the rest: a
+training step of the preset `small` with 2,048 tokens saves 845 MB instead of 1,390 MB and takes about the same time. On a
+CPU they compute blocks of tokens, so that intermediate results stay in the cache. If they are compiled or transformed by
+`torch.func`, PyTorch differentiates plain operations instead.
 """
 
 from collections.abc import Callable
@@ -31,18 +31,14 @@ def token_blocks(tensor: Tensor, threads: int = 1) -> list[slice]:
     most = BLOCK_SIZE * threads
     if tensor.dim() < 2 or tensor.device.type != "cpu" or tensor.numel() <= most:
         return [slice(None)]
-    length = tensor.shape[-2]
-    size, blocks = max(1, most * length // tensor.numel()), []
-    for start in range(0, length, size):
-        blocks.append(slice(start, start + size))
-    return blocks
+    size = max(1, most * tensor.shape[-2] // tensor.numel())
+    return [slice(start, start + size) for start in range(0, tensor.shape[-2], size)]
 
 
 def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the pairs (i, i + K/2) of vectors (B, H, T, K) by angles with cosines and sines (B|1, 1, T, K/2).
 
-    Vectors and angles may also be (B, T, H, K) and (B|1, T, 1, K/2). The result has the wider of both dtypes. Angles get no
-    gradient.
+    Or vectors (B, T, H, K) and angles (B|1, T, 1, K/2). The result has the wider of both dtypes. Angles get no gradient.
     """
     if needs_autograd():
         first, second = vectors.chunk(2, dim=-1)
@@ -55,7 +51,7 @@ def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rotate_both(
     query: Tensor, key: Tensor, of_query: tuple[Tensor, Tensor], of_key: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Returns `rotate` of queries (B, H, T, K) and keys (B, G, T, K). Each has cosines and sines of its own."""
+    """Returns `rotate` of queries (B, H, T, K) and keys (B, G, T, K), each with its own cosines and sines."""
     return rotate(query, *of_query), rotate(key, *of_key)
 
 
@@ -94,9 +90,8 @@ def rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor
         return plain_rms_norm(hidden_states, weight, eps)
     if hidden_states.device.type != "cpu":  # other devices have a kernel
         return dense_rms_norm(hidden_states, weight, eps)
-    if torch.is_grad_enabled():
-        return RMSNorm.apply(hidden_states, weight, eps)
-    return RMSNorm.forward(None, hidden_states, weight, eps)
+    recorded = torch.is_grad_enabled()
+    return RMSNorm.apply(hidden_states, weight, eps) if recorded else RMSNorm.forward(None, hidden_states, weight, eps)
 
 
 def plain_rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -136,22 +131,21 @@ class RMSNorm(torch.autograd.Function):
             normed = plain_rms_norm(hidden_states, weight, ctx.eps)
             return *gradients_where_asked((normed,), (hidden_states, weight), (gradient,)), None
 
-        input_gradient = torch.empty_like(hidden_states)
-        weight_gradient = None
+        grad_input, grad_weight = torch.empty_like(hidden_states), None
         if weight is not None and ctx.needs_input_grad[1]:
-            weight_gradient = torch.zeros_like(weight, dtype=scale.dtype)
+            grad_weight = torch.zeros_like(weight, dtype=scale.dtype)
         for tokens in token_blocks(hidden_states):
-            own_scale, own_gradient = scale[..., tokens, :], gradient[..., tokens, :].to(scale.dtype)
+            own_scale, grad = scale[..., tokens, :], gradient[..., tokens, :].to(scale.dtype)
             normed = hidden_states[..., tokens, :] * own_scale
-            if weight_gradient is not None:
-                weight_gradient += (own_gradient * normed).flatten(0, -2).sum(0)
+            if grad_weight is not None:
+                grad_weight += (grad * normed).flatten(0, -2).sum(0)
             if weight is not None:
-                own_gradient = own_gradient * weight
+                grad = grad * weight
             # with n = x / rms(x): dx = (dn - n mean(dn n)) / rms(x)
-            share = (own_gradient * normed).mean(-1, keepdim=True)
-            own_gradient = torch.addcmul(own_gradient, normed, share, value=-1)
-            torch.mul(own_gradient, own_scale, out=input_gradient[..., tokens, :])
-        return input_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype), None
+            share = (grad * normed).mean(-1, keepdim=True)
+            grad = torch.addcmul(grad, normed, share, value=-1)
+            torch.mul(grad, own_scale, out=grad_input[..., tokens, :])
+        return grad_input, None if grad_weight is None else grad_weight.to(weight.dtype), None
 
 
 def is_silu(activation: Callable[[Tensor], Tensor]) -> bool:
@@ -166,8 +160,9 @@ def is_without_hooks(module: nn.Module) -> bool:
 
 def gated(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """Returns values · activation(gate), elementwise. SiLU, the usual activation, has a gradient of its own."""
-    own = torch.is_grad_enabled() and not needs_autograd() and is_silu(activation)
-    return SiLUGate.apply(values, gate) if own else values * activation(gate)
+    if torch.is_grad_enabled() and not needs_autograd() and is_silu(activation):
+        return SiLUGate.apply(values, gate)
+    return values * activation(gate)
 
 
 def normed_gate(values: Tensor, norm: nn.Module, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
@@ -191,15 +186,15 @@ class SiLUGate(torch.autograd.Function):
         values, gate = ctx.saved_tensors
         if torch.is_grad_enabled():  # the caller wants to differentiate these gradients
             return tuple(gradients_where_asked((values * F.silu(gate),), (values, gate), (gradient,)))
-        values_gradient = torch.empty_like(values) if ctx.needs_input_grad[0] else None
-        gate_gradient = torch.empty_like(gate) if ctx.needs_input_grad[1] else None
+        grad_values = torch.empty_like(values) if ctx.needs_input_grad[0] else None
+        grad_gate = torch.empty_like(gate) if ctx.needs_input_grad[1] else None
         for tokens in token_blocks(values):
             own, own_values, own_gate = gradient[..., tokens, :], values[..., tokens, :], gate[..., tokens, :]
-            if values_gradient is not None:
-                torch.mul(own, F.silu(own_gate), out=values_gradient[..., tokens, :])
-            if gate_gradient is not None:
-                torch.ops.aten.silu_backward(own * own_values, own_gate, grad_input=gate_gradient[..., tokens, :])
-        return values_gradient, gate_gradient
+            if grad_values is not None:
+                torch.mul(own, F.silu(own_gate), out=grad_values[..., tokens, :])
+            if grad_gate is not None:
+                torch.ops.aten.silu_backward(own * own_values, own_gate, grad_input=grad_gate[..., tokens, :])
+        return grad_values, grad_gate
 
 
 def mean_cross_entropy(
@@ -214,15 +209,13 @@ def mean_cross_entropy(
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the mean cross entropy of head(hidden_states), and the logits (B, T, V) unless `with_logits` is False.
 
-    Fuses the two if the head is a plain linear layer: without bias, quantisation, adapter, sharding or hooks.
+    The loss is float32, or float64 if hidden_states is. Fuses head and loss if the head is a plain linear layer: without
+    bias, quantisation, adapter, sharding or hooks.
 
     Args:
         hidden_states: (B, T, D). labels: (B, T), already shifted.
         num_items_in_batch: divisor of the sum, for accumulated gradients; by default the number of labels that count.
         cross_entropy_: `cross_entropy_and_gradient_`, the default, or a kernel for it.
-
-    Returns:
-        the loss, float32, or float64 if hidden_states is, and the logits.
     """
     labels = labels.to(hidden_states.device)
     rows, targets = hidden_states.flatten(0, 1), labels.flatten()
@@ -245,33 +238,22 @@ def linear_cross_entropy(
     with_logits: bool = False,
     cross_entropy_: "CrossEntropy | None" = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns the sum over rows of -ln softmax(hidden_states weightᵀ)[label], and the logits.
+    """Returns the sum over rows of -ln softmax(hidden_states weightᵀ)[label], and the logits (N, V) or None.
 
-    Logits (N, V) are by far the largest tensor of a small model on a long text. A head followed by PyTorch's cross entropy
-    saves the logits, their log-softmax and its gradient, all in float32. This function computes softmax and gradients for
-    blocks of rows and saves the gradients of the hidden states, (N, D), and of the weight, (V, D), for the backward pass.
+    Logits (N, V) are by far the largest tensor of a small model on a long text. PyTorch's cross entropy saves them, their
+    log-softmax and its gradient in float32. This function computes softmax and gradients for blocks of rows and saves the
+    gradients of the hidden states, (N, D), and of the weight, (V, D), for the backward pass. The sum is 0-dim, float32, or
+    float64 if hidden_states is.
 
     Args:
         hidden_states: (N, D). weight: (V, D). labels: (N,) int64, `ignore_index` in rows that do not count.
         with_logits: whether to return differentiable logits. Otherwise logits only exist for one block of rows at a time.
-
-    Returns:
-        the sum, 0-dim, float32, or float64 if hidden_states is; and the logits (N, V) or None.
     """
     if needs_autograd():
-        return plain_linear_cross_entropy(hidden_states, weight, labels, ignore_index)
-    recorded = torch.is_grad_enabled()
-    asked = recorded and hidden_states.requires_grad, recorded and weight.requires_grad
-    cross_entropy_ = cross_entropy_ or cross_entropy_and_gradient_
-    return LinearCrossEntropy.apply(hidden_states, weight, labels, ignore_index, with_logits, cross_entropy_, *asked)
-
-
-def plain_linear_cross_entropy(
-    hidden_states: Tensor, weight: Tensor, labels: Tensor, ignore_index: int
-) -> tuple[Tensor, Tensor]:
-    """Computes `linear_cross_entropy` by PyTorch's own operations."""
-    logits = F.linear(hidden_states, weight)
-    return summed_cross_entropy(logits, labels, ignore_index), logits
+        logits = F.linear(hidden_states, weight)
+        return summed_cross_entropy(logits, labels, ignore_index), logits
+    options = ignore_index, with_logits, cross_entropy_ or cross_entropy_and_gradient_, torch.is_grad_enabled()
+    return LinearCrossEntropy.apply(hidden_states, weight, labels, *options)
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
@@ -308,14 +290,13 @@ class LinearCrossEntropy(torch.autograd.Function):
     """Implements `linear_cross_entropy`. Saves gradients of the *sum*: gradients of the mean could underflow in float16."""
 
     @staticmethod
-    def forward(
-        ctx, hidden_states, weight, labels, ignore_index, with_logits, cross_entropy_, for_hidden_states, for_weight
-    ):
+    def forward(ctx, hidden_states, weight, labels, ignore_index, with_logits, cross_entropy_, recorded):
+        for_hidden_states, for_weight = recorded and hidden_states.requires_grad, recorded and weight.requires_grad
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         loss = torch.zeros((), dtype=dtype, device=weight.device)
         all_logits = F.linear(hidden_states, weight) if with_logits else None
-        hidden_gradient = torch.empty_like(hidden_states) if for_hidden_states else None
-        asked, weight_gradient = for_hidden_states or for_weight, None
+        grad_hidden = torch.empty_like(hidden_states) if for_hidden_states else None
+        asked, grad_weight = for_hidden_states or for_weight, None
 
         elements = LOGITS_AT_A_TIME_ON_CPU if weight.device.type == "cpu" else LOGITS_AT_A_TIME_ELSEWHERE
         if asked and dtype == torch.float32 and cross_entropy_ is not cross_entropy_and_gradient_:
@@ -330,31 +311,31 @@ class LinearCrossEntropy(torch.autograd.Function):
                 of_part = gradient[part] if asked else None
                 loss += cross_entropy_(logits[part], targets[part], ignore_index, dtype, of_part)
             if for_hidden_states:
-                hidden_gradient[block] = gradient @ weight
+                grad_hidden[block] = gradient @ weight
             if for_weight:
                 of_block = gradient.T @ rows
-                if weight_gradient is None:  # wide if several products are summed
-                    weight_gradient = of_block.to(dtype if size < hidden_states.shape[0] else weight.dtype)
+                if grad_weight is None:  # wide if several products are summed
+                    grad_weight = of_block.to(dtype if size < hidden_states.shape[0] else weight.dtype)
                 else:
-                    weight_gradient += of_block
+                    grad_weight += of_block
         ctx.ignore_index = ignore_index
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden_states, weight, labels, hidden_gradient, weight_gradient)
+        ctx.save_for_backward(hidden_states, weight, labels, grad_hidden, grad_weight)
         return loss, all_logits
 
     @staticmethod
     def backward(ctx, loss_gradient, logits_gradient):
         hidden_states, weight, labels, *of_sum = ctx.saved_tensors
         if torch.is_grad_enabled():  # the caller wants to differentiate these gradients
-            results = plain_linear_cross_entropy(hidden_states, weight, labels, ctx.ignore_index)
+            logits = F.linear(hidden_states, weight)
+            results = summed_cross_entropy(logits, labels, ctx.ignore_index), logits
             gradients = gradients_where_asked(results, (hidden_states, weight), (loss_gradient, logits_gradient))
-            return *gradients, None, None, None, None, None, None
-        scale, gradients = 0.0 if loss_gradient is None else loss_gradient, []
-        for own, like in zip(of_sum, (hidden_states, weight)):
-            gradients.append(None if own is None else (own * scale).to(like.dtype))
+            return *gradients, None, None, None, None, None
+        scale, operands = 0.0 if loss_gradient is None else loss_gradient, (hidden_states, weight)
+        gradients = [None if own is None else (own * scale).to(like.dtype) for own, like in zip(of_sum, operands)]
         if logits_gradient is not None:
             if gradients[0] is not None:
                 gradients[0] += logits_gradient @ weight.to(logits_gradient.dtype)
             if gradients[1] is not None:
                 gradients[1] += logits_gradient.T @ hidden_states.to(logits_gradient.dtype)
-        return *gradients, None, None, None, None, None, None
+        return *gradients, None, None, None, None, None

@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from .choices import KERNELS
 from .gradients import cross_entropy_and_gradient_, gated, normed_gate, rotate_both
+from .layout import Layout
 from .retention_forms import needs_autograd, recurrent_step_
 
 
@@ -90,16 +91,6 @@ def _use(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Size
 _use._dynamo_marked_constant = True  # like assume_constant_result, which would import the compiler
 
 
-def kernels_of_call(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, length: int) -> Kernels:
-    """Returns the implementation for a call of `length` tokens on a device: the model's kernels or `TORCH`."""
-    one_token = False
-    if length == 1:  # a branch, because the length may be a symbol of a compiler
-        one_token = True
-    if kernels.runs_on is _nowhere or not _use(kernels, device, dtype, sizes, one_token, torch.compiler.is_compiling()):
-        return TORCH
-    return kernels if kernels.chunkwise is not None else _by_default[0]
-
-
 def computes_at_once() -> bool:
     """Returns whether a kernel may be launched outside an operator.
 
@@ -108,12 +99,14 @@ def computes_at_once() -> bool:
     return not needs_autograd() and torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
 
 
-def kernels_of_parts(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, length: int) -> Kernels:
-    """Returns the implementation for packed documents or split sequences: complete kernels or `TORCH`."""
-    if not computes_at_once():
+def kernels_of_call(kernels: Kernels, layout: Layout, dtype: torch.dtype, sizes: Sizes) -> Kernels:
+    """Returns the implementation for a call: the model's kernels or `TORCH`."""
+    if kernels.runs_on is _nowhere or (layout.in_parts and not computes_at_once()):
         return TORCH
-    kernels = kernels_of_call(kernels, device, dtype, sizes, length)
-    return kernels if kernels.complete else TORCH
+    if not _use(kernels, layout.position.device, dtype, sizes, layout.is_step, torch.compiler.is_compiling()):
+        return TORCH
+    kernels = kernels if kernels.chunkwise is not None else _by_default[0]
+    return kernels if kernels.complete or not layout.in_parts else TORCH
 
 
 def kernels_found_right(kernels: Kernels, operand: Tensor) -> Kernels:

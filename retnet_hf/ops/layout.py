@@ -3,9 +3,7 @@
 
 import copy
 import operator
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,11 +51,11 @@ class Layout(OnDevice):
 
     Attributes:
         tokens: number of columns by which the call lengthens the text that a state has read.
-        advancing: within `advancing_together`, the positions and lengths to update.
+        is_step: whether no sequence has more than one token.
+        in_parts: whether the tokens are packed documents with states of their own, or segments of sequences.
     """
 
-    # No list, because a copy of the layout on another device must share it.
-    advancing: deque[tuple[Tensor, Tensor]] | None = None
+    in_parts = False
 
     def __init__(
         self,
@@ -71,49 +69,41 @@ class Layout(OnDevice):
         self.position, self.next_position, self.present, self.starts = position, next_position, present, starts
         self.continues, self.has_holes = continues, has_holes
         self.tokens = position.shape[1]
+        self.is_step = False
+        if self.tokens == 1:  # a branch, because the length may be a symbol of a compiler
+            self.is_step = True
         self._ages: TokenAges | None = None
 
     @property
     def ages(self) -> TokenAges | None:
         """Returns the ages of the tokens. Computed once."""
-        if self._ages is None:
+        if self._ages is None and not (self.present is None and self.starts is None):
             self._ages = token_ages(self.present, self.starts, self.has_holes)
         return self._ages
 
-    def advance_(self, next_position: Tensor, length: Tensor) -> None:
-        """Updates the next position (B,) and the number of columns read () of a layer's state, in place.
+    @property
+    def call_position(self) -> Tensor:
+        """Returns the position of each token in the order of the hidden states, (B|1, T)."""
+        return self.position
 
-        Within `advancing_together`, they are updated when the block ends.
-        """
-        if self.advancing is not None:
-            self.advancing.append((next_position, length))
-            return
-        next_position.copy_(self.next_position[:, -1].expand_as(next_position))
-        length.add_(self.tokens)
-
-    @contextmanager
-    def advancing_together(self) -> Iterator[None]:
-        """Updates the positions and lengths of all layers at the end of the block, in three launches on a GPU.
-
-        Hooks that look at a state within the block see the positions before the call.
-        """
-        self.advancing = deque()
-        try:
-            yield
-        finally:
-            advanced, self.advancing = self.advancing, None
-            if advanced:
-                positions, lengths = zip(*advanced)
-                end = self.next_position[:, -1].expand_as(positions[0]).contiguous()
-                torch._foreach_copy_(positions, [end] * len(positions))
-                torch._foreach_add_(lengths, self.tokens)
+    def advance_(self, layers: Sequence[Any]) -> None:
+        """Updates the next positions (B,) and the numbers of columns read () of states of retention layers, in place."""
+        positions, lengths = [layer.next_position for layer in layers], [layer.cumulative_length for layer in layers]
+        end = self.next_position[:, -1].expand(positions[0].shape)
+        if torch.compiler.is_compiling():
+            for position, length in zip(positions, lengths):
+                position.copy_(end)
+                length.add_(self.tokens)
+        else:  # in three launches on a GPU
+            torch._foreach_copy_(positions, [end.contiguous()] * len(positions))
+            torch._foreach_add_(lengths, self.tokens)
 
     def of_tokens(self, tokens: slice) -> "Layout":
         """Returns the layout of some of the tokens."""
         cut = (None if marks is None else marks[:, tokens] for marks in (self.present, self.starts))
         return Layout(self.position[:, tokens], self.next_position[:, tokens], *cut, has_holes=self.has_holes)
 
-    def turned(self) -> "Layout":
+    def reversed(self) -> "Layout":
         """Returns the layout of the reversed sequence, in which the last token of a document is the first."""
         present = None if self.present is None else self.present.flip(1)
         starts = None if self.starts is None else document_ends(self.starts).flip(1)
@@ -182,8 +172,8 @@ def layout_of(
         next_position = position + 1
         if mask is not None:
             last = torch.where(mask, torch.arange(length, device=device), -1).cummax(-1).values  # (B, T) last present token
-            there = next_position.expand(mask.shape).gather(1, last.clamp(min=0))
-            next_position = torch.where(last >= 0, there, start)
+            following = next_position.expand(mask.shape).gather(1, last.clamp(min=0))
+            next_position = torch.where(last >= 0, following, start)
         rows = max(start.shape[0], next_position.shape[0])
         expected = torch.cat([start.expand(rows, 1), next_position[:, :-1].expand(rows, -1)], dim=1)
         reset = position < expected

@@ -1,10 +1,9 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""The plan of a call, computed once for all layers: layout of the tokens, rotation, and one operator for each layer.
+"""The plan of a call, made once for all layers: layout of the tokens, rotation, decays, and how retention is computed.
 
-A plan is complete when it is created, so layers do not check again which type of call this is.
+A plan decides when it is made, so layers do not check again which type of call this is.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +13,19 @@ from torch import Tensor
 from .gradients import rotate, rotate_both, rotate_step
 from .kernels import TORCH, Kernels
 from .layout import Layout, OnDevice
-from .operators import Chunks, Operator, of_each_decay, operators_of
-from .retention_forms import decay_map, map_times_values, multiplies_bfloat16, retention_map
+from .retention_forms import (
+    choose_form,
+    decay_map,
+    decay_tables,
+    map_times_values,
+    multiplies_bfloat16,
+    recurrent_retention,
+    retention_in_chunks,
+    retention_map,
+    self_retention,
+    step_decay,
+    without_autocast,
+)
 
 
 HALF_PRECISION = (torch.bfloat16, torch.float16)
@@ -25,87 +35,103 @@ class Rotation(OnDevice):
     """Rotates queries and keys by the positions of their tokens, and scales the queries.
 
     Args:
-        angles: cosines and sines, each (B|1, 1, T, K/2), float32 or wider.
+        angles: cosines and sines, each (B|1, 1, T, K/2), float32 or wider; None to scale the queries alone.
         scale: factor on the queries, a scalar or (B|1, 1, T, 1).
-        narrows: dtypes to which rotated vectors are cast back. Vectors of other dtypes become float32 or wider.
-        turn_both: `rotate_both`, or a kernel for it that returns the dtypes of its operands.
+        cast_dtypes: dtypes to which rotated vectors are cast back. Vectors of other dtypes become float32 or wider.
+        kernel: `rotate_both`, or a kernel for it that returns the dtypes of its operands.
     """
 
     def __init__(
         self,
-        angles: tuple[Tensor, Tensor],
-        scale: float | Tensor,
-        narrows: tuple[torch.dtype, ...] = (),
-        turn_both: Callable[..., tuple[Tensor, Tensor]] = rotate_both,
+        angles: tuple[Tensor, Tensor] | None,
+        scale: float | Tensor = 1.0,
+        cast_dtypes: Sequence[torch.dtype] = (),
+        kernel: Callable[..., tuple[Tensor, Tensor]] = rotate_both,
     ) -> None:
-        self.turn, self.turn_both, self.narrows, (cos, sin) = rotate, turn_both, narrows, angles
-        if turn_both is rotate_both and cos.shape[2] == 1 and not torch.compiler.is_compiling():
-            self.turn, cos, sin = rotate_step, torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-        self.of_query, self.of_key = (cos * scale, sin * scale), (cos, sin)
+        self.angles, self.scale, self.cast_dtypes, self.kernel = angles, scale, cast_dtypes, kernel
+        self.rotate, self.query_angles, self.key_angles = rotate, None, None
+        if angles is not None:
+            cos, sin = angles
+            if kernel is rotate_both and cos.shape[2] == 1 and not torch.compiler.is_compiling():
+                self.rotate, cos, sin = rotate_step, torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+            self.query_angles, self.key_angles = (cos * scale, sin * scale), (cos, sin)
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Returns query (B, H, T, K) and key (B, G, T, K), rotated."""
-        if self.turn_both is not rotate_both:
-            return self.turn_both(query, key, self.of_query, self.of_key)
-        key = self.turn(key, *self.of_key)
-        return self.of_queries(query), key.to(query.dtype) if query.dtype in self.narrows else key
-
-    def of_queries(self, query: Tensor) -> Tensor:
-        """Returns query (B, H, T, K), rotated."""
-        turned = self.turn(query, *self.of_query)
-        return turned.to(query.dtype) if query.dtype in self.narrows else turned
-
-    def rescaled(self, scale: float | Tensor, narrows: tuple[torch.dtype, ...]) -> "Rotation":
-        """Returns this rotation with another factor on the queries and other dtypes to cast back to."""
-        twin = copy.copy(self)
-        twin.of_query, twin.narrows = tuple(part * scale for part in self.of_key), narrows
-        return twin
-
-
-class Scaling(OnDevice):
-    """Scales the queries of layers without rotation."""
-
-    def __init__(self, scale: float | Tensor) -> None:
-        self.scale = scale
-
-    def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return (query * self.scale).to(query.dtype), key
-
-
-# A function (position (B|1, T), narrows=(), turn_both=rotate_both) -> rotation, with options as in `Rotation`. For softmax
-# attention, it only takes the position, by default the position of the call.
-MakeRotation = Callable[..., Rotation | Scaling]
+        if self.key_angles is None:
+            return (query * self.scale).to(query.dtype), key
+        if self.kernel is not rotate_both:
+            return self.kernel(query, key, self.query_angles, self.key_angles)
+        dtype, key, query = query.dtype, self.rotate(key, *self.key_angles), self.rotate(query, *self.query_angles)
+        return (query.to(dtype), key.to(dtype)) if dtype in self.cast_dtypes else (query, key)
 
 
 class Plan(OnDevice):
-    """Everything that retention layers share in one call.
+    """Everything that retention layers share in one call in which each row is a sequence, with or without a state.
 
     Args:
         layout: layout of the tokens.
-        rotate: rotates and scales queries and keys.
-        operators: one operator for each layer. Layers with equal decays share it.
+        rotation: function of position (B|1, T), `cast_dtypes` and `kernel` that returns a `Rotation` with these options.
         log_decays: ln γ, (M,), for each layer.
-        in_place: whether the operators overwrite the state that is passed to them.
-        position: (B|1, T) position of each token of the hidden states, if the layout orders tokens differently.
+        form: "parallel", "recurrent", "chunkwise", or "auto", the fastest form for the number of tokens.
+        with_final: whether the final state is needed.
+        bidirectional: whether tokens also see later tokens.
+        maps: whether to compute the retention maps, and the output from them, so that gradients flow through the maps.
+
+    Attributes:
+        in_place: whether the state is overwritten.
     """
 
     def __init__(
         self,
         layout: Layout,
-        rotate: Rotation | Scaling,
-        operators: Sequence[Operator],
+        rotation: Callable[..., Rotation],
         log_decays: Sequence[Tensor],
-        in_place: bool = False,
-        position: Tensor | None = None,
+        form: str,
+        chunk_size: int,
+        *,
+        with_final: bool = True,
+        bidirectional: bool = False,
+        maps: bool = False,
+        kernels: Kernels = TORCH,
     ) -> None:
-        self.layout, self.rotate, self.operators = layout, rotate, operators
-        self.log_decays, self.in_place = log_decays, in_place
-        self._position = position
+        length = layout.position.shape[1]
+        cast_dtypes = () if kernels.chunkwise is None else HALF_PRECISION
+        if not cast_dtypes and not torch.compiler.is_compiling() and length > chunk_size:
+            cast_dtypes = (torch.bfloat16,) if multiplies_bfloat16(layout.position.device) else ()
+        kernel = kernels.chunkwise if form in ("auto", "chunkwise") and not (bidirectional and length == 1) else None
+        form = choose_form(length, chunk_size) if form == "auto" else form
+        if bidirectional and length == 1:
+            form = "parallel"
+        elif kernel is not None and not (form == "recurrent" and length == 1):
+            form = "kernel"
+        both_ways = bidirectional and form != "parallel" and not (form == "kernel" and kernels.complete)
+        self.layout, self.log_decays, self.kernels = layout, log_decays, kernels
+        self.position = layout.call_position
+        self.rotate = rotation(self.position, cast_dtypes=cast_dtypes, kernel=kernels.rotate)
+        self.form, self.chunk_size, self.with_final, self.bidirectional = form, chunk_size, with_final, bidirectional
+        self.in_place = form == "recurrent" and length == 1 and not maps
+        self.maps, self.reversed = maps, layout.reversed() if both_ways and not maps else None
+        self._decays: tuple[Tensor, Any] | None = None  # the last layer's ln γ, and what was computed from it
 
-    @property
-    def position(self) -> Tensor:
-        """Returns the position of each token of the hidden states, (B|1, T)."""
-        return self.layout.position if self._position is None else self._position
+    def decays(self, log_decay: Tensor) -> Any:
+        """Returns powers of γ for a layer, computed once for neighbouring layers with equal decays."""
+        if torch.compiler.is_compiling():  # a compiled layer must not depend on the layers before it
+            return self.powers(log_decay)
+        if self._decays is None or self._decays[0] is not log_decay:
+            self._decays = log_decay, self.powers(log_decay)
+        return self._decays[1]
+
+    def powers(self, log_decay: Tensor) -> Any:
+        """Computes `decays`."""
+        layout, length = self.layout, self.layout.position.shape[1]
+        if self.in_place:
+            return step_decay(log_decay, layout.present, layout.starts)
+        if self.maps:
+            map_decays = decay_map(log_decay, length, layout.present, layout.starts, self.bidirectional)
+            return map_decays, decay_tables(log_decay, length)._replace(plain=None)  # the chunk only computes the state
+        size = self.chunk_size if self.form == "chunkwise" else None
+        return decay_tables(log_decay, length, size, self.bidirectional and self.reversed is None)
 
     def retain(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, past: Any = None
@@ -119,69 +145,47 @@ class Plan(OnDevice):
         Returns:
             output (B, H, T, V), and the retention map (B, H, T, T) if the plan computes it, else None.
         """
-        if past is None:
-            return self.operators[layer_idx](query, key, value, None)[0], None
-        return past.update(key, value, query, self, layer_idx), None
-
-
-class MappedPlan(Plan):
-    """A plan that also computes the retention maps, and from them the output, so that gradients flow through the maps."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        rotate: Rotation | Scaling,
-        log_decays: Sequence[Tensor],
-        with_final: bool,
-        bidirectional: bool,
-    ) -> None:
-        length = layout.position.shape[1]
-
-        def make(log_decay: Tensor) -> tuple[Tensor, Operator]:
-            operator = Chunks(log_decay, layout, None, with_final)
-            operator.tables = operator.tables._replace(plain=None)  # the operator is only needed for the state
-            return decay_map(log_decay, length, layout.present, layout.starts, bidirectional), operator
-
-        self.decays, operators = zip(*of_each_decay(make, log_decays))
-        super().__init__(layout, rotate, operators, log_decays)
-
-    def retain(self, layer_idx, query, key, value, past=None):
-        """Computes retention as `Plan.retain`, and returns the retention map."""
-        maps = retention_map(query, key, self.decays[layer_idx])
-        output = map_times_values(maps, value)
+        state = None if past is None else past.read(self.in_place)
+        output, state, maps = self.compute(layer_idx, query, key, value, state)
         if past is not None:
-            output = output + super().retain(layer_idx, query, key, value, past)[0]
+            past.write(state, key, value, self.log_decays[layer_idx], self.layout)
         return output, maps
 
+    def compute(
+        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, state: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Computes the retention of one layer from its state (B, M, K, V). Arguments as in `retain`.
 
-def rotation_options(kernels: Kernels) -> dict[str, Any]:
-    """Returns the options of `Rotation` for operators that use these kernels."""
-    return {"narrows": () if kernels.chunkwise is None else HALF_PRECISION, "turn_both": kernels.rotate}
+        Returns:
+            output (B, H, T, V), the new state or None if it is not needed, and the retention map (B, H, T, T) or None.
+        """
+        log_decay, layout = self.log_decays[layer_idx], self.layout
+        if self.in_place:
+            return *self.kernels.step_(query, key, value, state, decay=self.decays(log_decay)), None
+        if self.maps:
+            map_decays, chunks = self.decays(log_decay)
+            maps = retention_map(query, key, map_decays)
+            output = map_times_values(maps, value)
+            if self.with_final:
+                from_state, state = retention_in_chunks(query, key, value, state, chunks, layout.ages)
+                output = output + from_state
+            return output, state, maps
+        output, state = self._in_order(layout, log_decay, query, key, value, state)
+        if self.reversed is not None:
+            backwards = (operand.flip(2) for operand in (query, key, value))
+            output = output + self._in_order(self.reversed, log_decay, *backwards, None)[0].flip(2)
+            output = output - self_retention(query, key, value, layout.present, output.dtype)  # both directions count it
+        return output, state, None
 
-
-def plan_of_rows(
-    layout: Layout,
-    rotation: MakeRotation,
-    log_decays: Sequence[Tensor],
-    form: str,
-    chunk_size: int,
-    *,
-    with_final: bool,
-    bidirectional: bool = False,
-    maps: bool = False,
-    kernels: Kernels = TORCH,
-) -> Plan:
-    """Returns the plan of a call in which each row is a sequence, with or without a state.
-
-    Args:
-        rotation: function that creates the rotation of queries and keys.
-        maps: whether to compute the retention maps. Other arguments as in `operators_of`.
-    """
-    device, length, options = layout.position.device, layout.position.shape[1], rotation_options(kernels)
-    if not options["narrows"] and not torch.compiler.is_compiling() and length > chunk_size and multiplies_bfloat16(device):
-        options["narrows"] = (torch.bfloat16,)
-    rotate = rotation(layout.position, **options)
-    if maps:
-        return MappedPlan(layout, rotate, log_decays, with_final, bidirectional)
-    operators, in_place = operators_of(log_decays, layout, form, chunk_size, with_final, bidirectional, kernels)
-    return Plan(layout, rotate, operators, log_decays, in_place)
+    def _in_order(
+        self, layout: Layout, log_decay: Tensor, query: Tensor, key: Tensor, value: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.form not in ("recurrent", "kernel"):
+            return retention_in_chunks(query, key, value, state, self.decays(log_decay), layout.ages, self.with_final)
+        function, options = recurrent_retention, {}
+        if self.form == "kernel":
+            function, options = self.kernels.chunkwise, {"chunk_size": self.chunk_size}
+            options |= {"bidirectional": True} if self.bidirectional and self.reversed is None else {}
+        with without_autocast(query.device.type):
+            output, state = function(query, key, value, log_decay, state, layout.present, layout.starts, **options)
+        return output if layout.present is None else output.masked_fill(~layout.present[:, None, :, None], 0), state

@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Manhattan retention, which is retention over images: all its forms, as plain functions on tensors.
 
-RMT (Fan et al., arXiv 2309.11523, section 3.2) derives it from retention in two steps. The first is
-`bidirectional_retention`, with decay γ^|n-m|. The second lays the tokens out on a grid. They decay by Manhattan distance:
+RMT (Fan et al., arXiv 2309.11523, section 3.2) lays the tokens of `bidirectional_retention` out on a grid, where they decay
+by Manhattan distance:
 
     O = (Q Kᵀ ⊙ D) V,    D_nm = γ^(|x_n - x_m| + |y_n - y_m|)
 
@@ -14,13 +14,9 @@ product of a decay along the rows and a decay down the columns, and each decay i
     parallel     the masked product above: quadratic in the number of tokens, and the reference
     chunkwise    tiles: parallel inside each tile, recurrent between them, matrix products, linear in the number of tokens
 
-In the chunkwise form, tokens of the same tile reach a token by the masked product. Tokens of other tiles in the same band of
-rows reach it by one state per row of the band, combined down the band. Tokens of other bands reach it by one state per
-column, combined along the whole row.
+Names and shapes:
 
-Glossary, used in names and shapes:
-
-    B batch        Y rows            X columns         H heads           T = Y X tokens
+    B batch        Y rows            X columns         H heads           T = Y X tokens, numbered row by row
     K key size     V value size      S the state of one column, (K, V)
 
     query, key  (B, H, Y, X, K)      value (B, H, Y, X, V)      states (B, H, X, K, V)      log_decay (H,) = ln γ
@@ -35,8 +31,7 @@ Rules that hold in every form:
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -47,6 +42,8 @@ from .retention_forms import FORMS, compute_dtype, needs_autograd
 
 # Lines of up to this many states are combined by one matrix product, longer lines in blocks.
 COMBINED_AT_ONCE = 64
+
+Tile = tuple[int, int]  # rows and columns
 
 
 def default_tile_size(key_dim: int, value_dim: int) -> int:
@@ -69,20 +66,10 @@ def form_of_grid(height: int, width: int, key_dim: int, value_dim: int) -> str:
     return "parallel" if height * width <= 50 * default_tile_size(key_dim, value_dim) else "chunkwise"
 
 
-def powers(log_decay: Tensor, exponent: Tensor) -> Tensor:
-    """Returns γ^exponent of every head, (H, *exponent.shape)."""
-    return torch.exp(log_decay.view(-1, *[1] * exponent.dim()) * exponent)
-
-
-def places(length: int, like: Tensor) -> Tensor:
-    """Returns 0, 1, …, length - 1 with the dtype and device of `like`."""
-    return torch.arange(length, dtype=like.dtype, device=like.device)
-
-
 def line_decay(log_decay: Tensor, length: int) -> Tensor:
     """Returns γ^|n-m| along one axis, (H, L, L)."""
-    place = places(length, log_decay)
-    return powers(log_decay, (place[:, None] - place).abs())
+    place = torch.arange(length, dtype=log_decay.dtype, device=log_decay.device)
+    return torch.exp(log_decay[:, None, None] * (place[:, None] - place).abs())
 
 
 def grid_decay(log_decay: Tensor, height: int, width: int) -> Tensor:
@@ -92,103 +79,32 @@ def grid_decay(log_decay: Tensor, height: int, width: int) -> Tensor:
     return (rows * columns).reshape(-1, height * width, height * width)
 
 
-def steps_onwards(length: int, like: Tensor, backwards: bool) -> Tensor:
-    """Returns the steps from each token of a chunk to its last token or, backwards, to its first, (C,)."""
-    place = places(length, like)
-    return place if backwards else place.flip(0)
-
-
-def in_order(parts: int, backwards: bool) -> range:
-    """Returns 0, 1, …, parts - 1, or the reverse."""
-    return range(parts - 1, -1, -1) if backwards else range(parts)
-
-
 def combine_line(states: Tensor, log_decay: Tensor) -> Tensor:
     """Returns Σ_m γ^|n-m| S_m along lines of states (B, H, …, L, F). Linear in L."""
-    blocks = states.split(COMBINED_AT_ONCE, dim=-2)
     per_head = (log_decay.shape[0], *[1] * (states.dim() - 4))
-
-    def combined(block: Tensor) -> Tensor:
+    outputs = []
+    for block in states.split(COMBINED_AT_ONCE, dim=-2):
         decay = line_decay(log_decay, block.shape[-2])
-        return decay.view(*per_head, *decay.shape[1:]) @ block
-
-    outputs = [combined(block) for block in blocks]
-    if len(blocks) == 1:
+        outputs.append(decay.view(*per_head, *decay.shape[1:]) @ block)
+    if len(outputs) == 1:
         return outputs[0]
+    within, log_decay = list(outputs), log_decay.view(*per_head, 1, 1)
     for backwards in (False, True):
         edge = None  # (B, H, …, 1, F) the sum at the end of the previous blocks
-        for n in in_order(len(blocks), backwards):
-            size = blocks[n].shape[-2]
-            onwards = steps_onwards(size, log_decay, backwards)
+        for n in range(len(within))[:: -1 if backwards else 1]:
+            size = within[n].shape[-2]
+            step = torch.exp(log_decay * size)
+            last = within[n][..., :1, :] if backwards else within[n][..., -1:, :]  # the sum of this block at its end
             if edge is not None:
-                entering = powers(log_decay, size - onwards).view(*per_head, size, 1)
+                steps = torch.arange(1, size + 1, dtype=log_decay.dtype, device=log_decay.device)[:, None]
+                entering = torch.exp(log_decay * (steps.flip(0) if backwards else steps))
                 outputs[n] = torch.addcmul(outputs[n], entering, edge)
-            leaving = powers(log_decay, onwards).view(*per_head, 1, size) @ blocks[n]
-            step = torch.exp(log_decay * size).view(*per_head, 1, 1)
-            edge = leaving if edge is None else torch.addcmul(leaving, step, edge)
+            edge = last if edge is None else torch.addcmul(last, step, edge)
     return torch.cat(outputs, dim=-2)
 
 
-class Reader(NamedTuple):
-    """Vectors that multiply states (…, K, V): queries (…, K); or values (…, V) if `turned`, which transposes the states."""
-
-    tensor: Tensor
-    turned: bool = False
-
-
-def from_chunks_passed(
-    readers: Sequence[Reader], key: Tensor, value: Tensor, log_decay: Tensor, backwards: bool = False
-) -> list[Tensor]:
-    """Returns the part of each reader's result that comes from earlier chunks, over parallel lines of chunks.
-
-    Token t of line l reaches token t' of line l' with decay γ^(|l - l'| + |t - t'|). Computes one chunk of all lines at a
-    time, so that memory only holds the states of one chunk.
-
-    Args:
-        readers, key, value: (B, H, G, L, N, C, K or V), L lines of N chunks of C tokens in each of G groups.
-        backwards: whether to take the part from later chunks instead.
-
-    Returns:
-        (B, H, G, L, N, C, V) for each reader, or (B, H, G, L, N, C, K) if it is turned.
-    """
-    chunks, size = key.shape[-3:-1]
-    onwards = steps_onwards(size, log_decay, backwards)
-    leaving = powers(log_decay, onwards)[:, None, None, None, :, None]  # from a token to its chunk's end
-    entering = powers(log_decay, size - onwards)[:, None, None, None, :, None]  # from the previous chunk's end
-    step = torch.exp(log_decay * size)[:, None, None, None, None]
-    keys, values = (key * leaving).unbind(4), value.unbind(4)
-    parts = [(reader.tensor * entering).unbind(4) for reader in readers]
-    outputs = [[torch.zeros_like(keys[0] if reader.turned else values[0])] * chunks for reader in readers]
-    order, state = in_order(chunks, backwards), None  # (B, H, G, L, K, V) of each line
-    for n in order:
-        if state is not None:
-            reaching = combine_line(state.flatten(-2), log_decay).view_as(state)
-            for reader, part, output in zip(readers, parts, outputs):
-                output[n] = part[n] @ (reaching.mT if reader.turned else reaching)
-        if n != order[-1]:
-            added = keys[n].mT @ values[n]
-            state = added if state is None else torch.addcmul(added, step, state)
-    return [torch.stack(output, dim=4) for output in outputs]
-
-
-def without_masked(key: Tensor, mask: Tensor | None) -> Tensor:
-    """Returns the keys with zeros for masked tokens, so that these add nothing."""
-    return key if mask is None else key.masked_fill(~mask[:, None, :, :, None], 0)
-
-
-def prepared(
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns the operands in the dtype of the computation, with zero keys for masked tokens."""
-    dtype = compute_dtype(query, key, value)
-    return query.to(dtype), without_masked(key, mask).to(dtype), value.to(dtype), log_decay.to(dtype)
-
-
 def manhattan_map(query: Tensor, key: Tensor, log_decay: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Returns Q Kᵀ ⊙ D, (B, H, T, T): like an attention map, but signed and not normalised.
-
-    Tokens are numbered row by row.
-    """
+    """Returns Q Kᵀ ⊙ D, (B, H, T, T): like an attention map, but signed and not normalised."""
     dtype = compute_dtype(query, key)
     decay = grid_decay(log_decay.to(dtype), *query.shape[2:4])
     query, key = query.to(dtype).flatten(2, 3), without_masked(key, mask).to(dtype).flatten(2, 3)
@@ -196,86 +112,103 @@ def manhattan_map(query: Tensor, key: Tensor, log_decay: Tensor, mask: Tensor | 
         return (query @ key.transpose(-1, -2)) * decay
 
 
+def without_masked(key: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns the keys with zeros for masked tokens, so that these add nothing."""
+    return key if mask is None else key.masked_fill(~mask[:, None, :, :, None], 0)
+
+
 def recurrent_manhattan_retention(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tensor:
-    """Computes a recurrence down the rows, and one up from the rows below each token. Takes `prepared` operands."""
+    """Computes a recurrence down the rows, and one up from the rows below each token. All operands have one dtype."""
     decay, output = log_decay.exp()[:, None, None, None], 0
     for upwards in (False, True):
-        state, order, rows = 0, in_order(query.shape[2], upwards), []
-        for y in order:
+        state, rows = 0, [None] * query.shape[2]
+        for y in range(len(rows))[:: -1 if upwards else 1]:
             before = decay * state
             state = before + key[:, :, y, :, :, None] * value[:, :, y, :, None, :]  # (B, H, X, K, V)
             read = before.expand_as(state) if upwards else state
             seen = combine_line(read.flatten(-2), log_decay).view_as(state)
-            rows.append((query[:, :, y, :, None, :] @ seen).squeeze(-2))  # (B, H, X, V)
-        output = output + torch.stack([rows[n] for n in order], dim=2)
+            rows[y] = (query[:, :, y, :, None, :] @ seen).squeeze(-2)  # (B, H, X, V)
+        output = output + torch.stack(rows, dim=2)
     return output
 
 
-class Tiling(NamedTuple):
-    """A grid of tokens cut into tiles, with its rows, columns and bands. Zeros fill up the last tiles."""
+def tile_of_grid(query: Tensor, value: Tensor, tile_size: int | Tile | None) -> Tile:
+    """Returns rows and columns of a tile: `tile_size` or, if None, near `default_tile_size` to fill the grid evenly."""
+    height, width, key_dim = query.shape[2:]
+    if tile_size is not None:
+        rows, columns = (tile_size, tile_size) if isinstance(tile_size, int) else tile_size
+        return min(rows, height), min(columns, width)
+    side = default_tile_size(key_dim, value.shape[-1])
+    return -(-height // max(1, round(height / side))), -(-width // max(1, round(width / side)))
 
-    grid: tuple[int, int]  # rows and columns
-    tile: tuple[int, int]
 
-    @property
-    def tiles(self) -> tuple[int, int]:
-        """Returns the number of tiles down and along the grid."""
-        return -(-self.grid[0] // self.tile[0]), -(-self.grid[1] // self.tile[1])
+def fill_tiles(tensor: Tensor, tile: Tile) -> Tensor:
+    """Pads (B, H, Y, X, F) with zeros below and on the right to whole tiles. Keys of zero add nothing to any token."""
+    rows, columns = (-length % size for length, size in zip(tensor.shape[2:4], tile))
+    return pad(tensor, (0, 0, 0, columns, 0, rows)) if rows or columns else tensor
 
-    def fill(self, tensor: Tensor) -> Tensor:
-        """Pads (B, H, Y, X, F) with zeros below and on the right. Keys of zero add nothing to any token."""
-        rows, columns = (tile * tiles - length for length, tile, tiles in zip(self.grid, self.tile, self.tiles))
-        return pad(tensor, (0, 0, 0, columns, 0, rows)) if rows or columns else tensor
 
-    def crop(self, tensor: Tensor) -> Tensor:
-        """Inverts `fill`."""
-        return tensor[:, :, : self.grid[0], : self.grid[1]]
+def in_each_tile(function: Callable[..., Sequence[Tensor]], tile: Tile, *tensors: Tensor) -> list[Tensor]:
+    """Returns the results of a function of (B, H, tiles, tokens of a tile, F), the tiles of one band of rows at a time."""
+    bands = [tensor.unflatten(3, (-1, tile[1])).unflatten(2, (-1, tile[0])).transpose(3, 4) for tensor in tensors]
+    results = [function(*band) for band in zip(*(band.flatten(4, 5).unbind(2) for band in bands))]
+    joined = [torch.stack(parts, dim=2).unflatten(4, tile).transpose(3, 4) for parts in zip(*results)]
+    return [result.flatten(4, 5).flatten(2, 3) for result in joined]
 
-    def rows(self, tensor: Tensor) -> Tensor:
-        """Cuts rows into chunks, grouped by band: (B, H, Y, X, F) -> (B, H, bands, tile height, tiles, tile width, F)."""
-        return tensor.unflatten(3, (-1, self.tile[1])).unflatten(2, (-1, self.tile[0]))
 
-    def columns(self, tensor: Tensor) -> Tensor:
-        """Cuts columns into chunks, in one group: (B, H, Y, X, F) -> (B, H, 1, X, bands, tile height, F)."""
-        return tensor.unsqueeze(2).transpose(3, 4).unflatten(4, (-1, self.tile[0]))
+def add_other_tiles(
+    within: list[Tensor], readers: list[tuple[Tensor, bool]], key: Tensor, value: Tensor, log_decay: Tensor, tile: Tile
+) -> list[Tensor]:
+    """Adds what comes from other tiles to results `within` tiles, (B, H, Y, X, V). All tensors fill whole tiles.
 
-    def bands(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Returns each band's tokens by tile, (B, H, tiles, tile height * tile width, F), for (B, H, Y, X, F)."""
-        return self.rows(tensor).transpose(3, 4).flatten(4, 5).unbind(2)
+    Tokens of other tiles in the same band of rows reach a token by one state per row of the band, combined down the band;
+    tokens of other bands by one state per column, combined along the whole row. In both cases token t of line l reaches
+    token t' of line l' with decay γ^(|l - l'| + |t - t'|). Only the states of one chunk of all lines exist at a time.
 
-    def of_rows(self, tensor: Tensor) -> Tensor:
-        return tensor.flatten(4, 5).flatten(2, 3)
-
-    def of_columns(self, tensor: Tensor) -> Tensor:
-        return tensor.flatten(4, 5).transpose(3, 4).squeeze(2)
-
-    def of_bands(self, tensors: Sequence[Tensor]) -> Tensor:
-        return self.of_rows(torch.stack(tuple(tensors), dim=2).unflatten(4, self.tile).transpose(3, 4))
-
-    def from_other_tiles(
-        self, within: Sequence[Tensor], readers: Sequence[Reader], key: Tensor, value: Tensor, log_decay: Tensor
-    ) -> list[Tensor]:
-        """Adds parts from other tiles to each reader's result `within` its tile. All are filled, (B, H, Y, X, F)."""
-        totals, (bands, tiles) = list(within), self.tiles
-        for parts, lines, back in ((tiles, self.rows, self.of_rows), (bands, self.columns, self.of_columns)):
-            in_lines = [Reader(lines(reader.tensor), reader.turned) for reader in readers]
-            for backwards in (False, True) if parts > 1 else ():
-                passed = from_chunks_passed(in_lines, lines(key), lines(value), log_decay, backwards)
-                totals = [total + back(part) for total, part in zip(totals, passed)]
-        return totals
+    Args:
+        readers: for each result, the tensor that multiplies states (K, V), and whether it multiplies them transposed:
+            queries (B, H, Y, X, K) and False; or values (B, H, Y, X, V) and True, for a result (B, H, Y, X, K).
+    """
+    results, log_decay = list(within), log_decay.view(-1, 1, 1, 1, 1, 1)
+    for axis, size, group in ((2, tile[1], tile[0]), (3, tile[0], key.shape[3])):  # rows of a band; all columns
+        # (B, H, G, L, N, C, K or V): in each of G groups, L lines of N chunks of C tokens
+        lines = [each.transpose(2, axis) for each in (key, value, *(tensor for tensor, _ in readers))]
+        key_lines, value_lines, *reader_lines = (each.unflatten(3, (-1, size)).unflatten(2, (-1, group)) for each in lines)
+        chunks = key_lines.shape[4]
+        for backwards in (False, True) if chunks > 1 else ():
+            place = torch.arange(size, dtype=log_decay.dtype, device=log_decay.device)[:, None]
+            onwards = place if backwards else place.flip(0)  # steps to the end of the token's chunk
+            entering = torch.exp(log_decay * (size - onwards))  # from the end of the previous chunk
+            step = torch.exp(log_decay * size)[..., 0]
+            keys, values = (key_lines * torch.exp(log_decay * onwards)).unbind(4), value_lines.unbind(4)
+            parts = [(each * entering).unbind(4) for each in reader_lines]
+            outputs = [[torch.zeros_like(keys[0] if transposed else values[0])] * chunks for _, transposed in readers]
+            order, state = range(chunks)[:: -1 if backwards else 1], None  # (B, H, G, L, K, V) of each line
+            for n in order:
+                if state is not None:
+                    reaching = combine_line(state.flatten(-2), log_decay.flatten()).view_as(state)
+                    for (_, transposed), part, output in zip(readers, parts, outputs):
+                        output[n] = part[n] @ (reaching.mT if transposed else reaching)
+                if n != order[-1]:
+                    added = keys[n].mT @ values[n]
+                    state = added if state is None else torch.addcmul(added, step, state)
+            found = (torch.stack(output, dim=4).flatten(4, 5).flatten(2, 3).transpose(2, axis) for output in outputs)
+            results = [result + part for result, part in zip(results, found)]
+    return results
 
 
 def chunkwise_manhattan_retention(
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, tile_size: int | tuple[int, int] | None = None
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, tile_size: int | Tile | None = None
 ) -> Tensor:
-    """Computes the masked product in tiles, and states between them, in O(T) time and memory. Takes `prepared` operands."""
-    tiling = tiling_of(query, value, tile_size)
-    query, key, value = map(tiling.fill, (query, key, value))
-    decay = grid_decay(log_decay, *tiling.tile)[:, None]
-    in_bands = zip(*map(tiling.bands, (query, key, value)))
-    within = tiling.of_bands([(q @ k.mT).mul_(decay) @ v for q, k, v in in_bands])
-    [output] = tiling.from_other_tiles([within], [Reader(query)], key, value, log_decay)
-    return tiling.crop(output)
+    """Computes the masked product in tiles, and states between them, in O(T) time and memory."""
+    height, width = query.shape[2:4]
+    dtype, tile = compute_dtype(query, key, value), tile_of_grid(query, value, tile_size)
+    log_decay = log_decay.to(dtype)
+    query, key, value = (fill_tiles(tensor.to(dtype), tile) for tensor in (query, key, value))
+    decay = grid_decay(log_decay, *tile)[:, None]
+    within = in_each_tile(lambda q, k, v: [(q @ k.mT).mul_(decay) @ v], tile, query, key, value)
+    [output] = add_other_tiles(within, [(query, False)], key, value, log_decay, tile)
+    return output[:, :, :height, :width]
 
 
 class ChunkwiseManhattanRetention(torch.autograd.Function):
@@ -288,9 +221,7 @@ class ChunkwiseManhattanRetention(torch.autograd.Function):
     all tiles.
     """
 
-    @staticmethod
-    def forward(query, key, value, log_decay, tile_size):
-        return chunkwise_manhattan_retention(*prepared(query, key, value, log_decay), tile_size)
+    forward = staticmethod(chunkwise_manhattan_retention)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -300,32 +231,22 @@ class ChunkwiseManhattanRetention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         *operands, log_decay = ctx.saved_tensors
-        tiling, dtype = tiling_of(operands[0], operands[2], ctx.tile_size), gradient.dtype
-        query, key, value, gradient = (tiling.fill(tensor.to(dtype)) for tensor in (*operands, gradient))
-        log_decay = log_decay.to(dtype)
-        decay = grid_decay(log_decay, *tiling.tile)[:, None]
-        within = []  # parts of the gradients from the same tile, band by band
+        (height, width), dtype = gradient.shape[2:4], gradient.dtype
+        tile, log_decay = tile_of_grid(operands[0], operands[2], ctx.tile_size), log_decay.to(dtype)
+        query, key, value, gradient = (fill_tiles(tensor.to(dtype), tile) for tensor in (*operands, gradient))
+        decay = grid_decay(log_decay, *tile)[:, None]
+
+        def gradients_within(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            scores, grad_scores = (q @ k.mT).mul_(decay), (g @ v.mT).mul_(decay)
+            return grad_scores @ k, grad_scores.mT @ q, scores.mT @ g
+
         with torch.autocast(gradient.device.type, enabled=False):  # the backward pass may run under autocast
-            for q, k, v, g in zip(*map(tiling.bands, (query, key, value, gradient))):
-                scores, scores_gradient = (q @ k.mT).mul_(decay), (g @ v.mT).mul_(decay)
-                within.append((scores_gradient @ k, scores_gradient.mT @ q, scores.mT @ g))
-            of_query, of_key, of_value = map(tiling.of_bands, zip(*within))
-            [of_query] = tiling.from_other_tiles([of_query], [Reader(gradient, True)], key, value, log_decay)
-            readers = [Reader(value, True), Reader(key)]
-            of_key, of_value = tiling.from_other_tiles([of_key, of_value], readers, query, gradient, log_decay)
-        gradients = zip((of_query, of_key, of_value), operands)
-        return *(tiling.crop(gradient).to(operand.dtype) for gradient, operand in gradients), None, None
-
-
-def tiling_of(query: Tensor, value: Tensor, tile_size: int | tuple[int, int] | None) -> Tiling:
-    """Returns tiles of `tile_size` or, if None, of a size near `default_tile_size` that fills the grid evenly."""
-    height, width, key_dim = query.shape[2:]
-    if tile_size is not None:
-        rows, columns = (tile_size, tile_size) if isinstance(tile_size, int) else tile_size
-        return Tiling((height, width), (min(rows, height), min(columns, width)))
-    side = default_tile_size(key_dim, value.shape[-1])
-    rows, columns = (-(-length // max(1, round(length / side))) for length in (height, width))
-    return Tiling((height, width), (rows, columns))
+            grad_query, *within = in_each_tile(gradients_within, tile, query, key, value, gradient)
+            [grad_query] = add_other_tiles([grad_query], [(gradient, True)], key, value, log_decay, tile)
+            readers = [(value, True), (key, False)]
+            grad_key, grad_value = add_other_tiles(within, readers, query, gradient, log_decay, tile)
+        gradients = zip((grad_query, grad_key, grad_value), operands)
+        return *(own[:, :, :height, :width].to(operand.dtype) for own, operand in gradients), None, None
 
 
 def manhattan_retention(
@@ -364,13 +285,14 @@ def manhattan_retention(
     if form == "auto":
         form = form_of_grid(*query.shape[2:], value.shape[-1])
     with torch.autocast(query.device.type, enabled=False):
+        key = without_masked(key, mask)
         if form == "chunkwise":  # operands keep their dtypes, which saves memory for the backward pass
-            key = without_masked(key, mask)
             needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
             own = needed and not needs_autograd(log_decay)
-            chunkwise = ChunkwiseManhattanRetention.apply if own else ChunkwiseManhattanRetention.forward
+            chunkwise = ChunkwiseManhattanRetention.apply if own else chunkwise_manhattan_retention
             return chunkwise(query, key, value, log_decay, tile_size)
-        query, key, value, log_decay = prepared(query, key, value, log_decay, mask)
+        dtype = compute_dtype(query, key, value)
+        query, key, value, log_decay = (tensor.to(dtype) for tensor in (query, key, value, log_decay))
         if form == "recurrent":
             return recurrent_manhattan_retention(query, key, value, log_decay)
         scores = manhattan_map(query, key, log_decay) if scores is None else scores

@@ -36,8 +36,7 @@ Positions are not handled here: rotate query and key before calling (xPos/RoPE),
 """
 
 import functools
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, TypeVar
 
@@ -192,19 +191,19 @@ def recurrent_retention(
 class StepDecay(NamedTuple):
     """Factors by which one token, T = 1, changes the state. All layers with equal decays share them."""
 
-    keep: Tensor  # (B|1, M, 1, 1)  factor on the state: γ; 1 for an absent token; 0 where a document starts
-    write: Tensor | None  # (B, 1, 1, 1)  factor on the key: 0 for an absent token; None if no token is absent
+    decay: Tensor  # (B|1, M, 1, 1)  factor on the state: γ; 1 for an absent token; 0 where a document starts
+    write_mask: Tensor | None  # (B, 1, 1, 1)  factor on the key: 0 for an absent token; None if no token is absent
 
 
 def step_decay(log_decay: Tensor, mask: Tensor | None = None, reset: Tensor | None = None) -> StepDecay:
     """Returns the `StepDecay` of decays (M,), with mask and reset (B|1, 1) bool as in `recurrent_retention`."""
-    keep, write = log_decay.exp().view(1, -1, 1, 1), None
+    decay, write_mask = log_decay.exp().view(1, -1, 1, 1), None
     if mask is not None:
         mask = mask[:, :, None, None]
-        keep, write = keep.where(mask, 1), mask.to(keep.dtype)
+        decay, write_mask = decay.where(mask, 1), mask.to(decay.dtype)
     if reset is not None:
-        keep = keep.masked_fill(reset[:, :, None, None], 0)
-    return StepDecay(keep, write)
+        decay = decay.masked_fill(reset[:, :, None, None], 0)
+    return StepDecay(decay, write_mask)
 
 
 def recurrent_step_(
@@ -220,22 +219,22 @@ def recurrent_step_(
         output (B, H, 1, V), and the state.
     """
     if state is None:
-        state = zero_state(query, value, state_heads(query, key, decay.keep.shape[1]))
+        state = zero_state(query, value, state_heads(query, key, decay.decay.shape[1]))
     with without_autocast(query.device.type):
         if not query.dtype == key.dtype == value.dtype == state.dtype:
             query, key, value = query.to(state.dtype), key.to(state.dtype), value.to(state.dtype)
         heads = state.shape[1]
         if key.shape[1] != heads:
             key, value = repeat_heads(key, heads), repeat_heads(value, heads)
-        if decay.write is None:
-            state.mul_(decay.keep).addcmul_(key.mT, value)
+        if decay.write_mask is None:
+            state.mul_(decay.decay).addcmul_(key.mT, value)
         else:
-            state.mul_(decay.keep).addcmul_((key * decay.write).mT, value)
+            state.mul_(decay.decay).addcmul_((key * decay.write_mask).mT, value)
         if query.shape[1] == heads:
             output = query @ state
         else:
             output = unstack_queries(stack_queries(query, heads) @ state, query.shape[1])
-        return output if decay.write is None else output * decay.write, state
+        return output if decay.write_mask is None else output * decay.write_mask, state
 
 
 def decay_map(
@@ -290,6 +289,20 @@ class TokenAges(NamedTuple):
     document: Tensor | None  # (B|1, T) int64: index of the document; document 0 continues the state
     absent: Tensor | None  # (B, 1, T, 1) bool: True for absent tokens
     has_holes: bool  # whether a token may be absent between two present tokens of a row
+
+    def of_chunks(self, tokens: slice, start: int, chunks: int, size: int) -> tuple["TokenAges", Tensor, Tensor | None]:
+        """Returns the ages and documents of N chunks, (B|1, N, C), and the age and document before each, (B|1, N, 1)."""
+        found = []
+        for marks in (self.age, self.document):
+            if marks is None:
+                found += [None, None]
+            elif chunks == 1:
+                found += [marks[:, None, tokens], pad(marks, (1, 0))[:, None, start : start + 1]]
+            else:
+                before = pad(marks, (1, 0))[:, start : start + chunks * size : size, None]
+                found += [marks[:, tokens].unflatten(1, (chunks, size)), before]
+        age, age_before, document, document_before = found
+        return self._replace(age=age, document=document), age_before, document_before
 
 
 def token_ages(mask: Tensor | None, reset: Tensor | None, has_holes: bool | None = None) -> TokenAges | None:
@@ -351,23 +364,31 @@ def choose_form(length: int, chunk_size: int) -> str:
     return "parallel" if length <= chunk_size else "chunkwise"
 
 
-class DecayTables(NamedTuple):
-    """Powers of γ within chunks. Computed once for all layers with equal decays, unless tokens have ages.
+class Chunks(NamedTuple):
+    """Chunks of C tokens that are computed together, with the powers of γ between their tokens.
 
-    N is 1 if all chunks decay alike. The first dimension is 1 if all sequences decay alike.
+    Products are batched over all chunks and states: the first dimension of their operands is A = B M N. Dimensions B|1 and
+    N|1 of decays are 1 if all sequences or chunks decay alike.
     """
 
+    rate: Tensor  # (M, 1, 1, 1)  ln γ
     plain: Tensor | None  # (1, M, 1, C, C)  `inner` of chunks without documents and holes; None: not wanted
     query: Tensor  # (B|1, M, N|1, C, 1)  from the state before the chunk to token n
     key: Tensor  # (B|1, M, N|1, C, 1)  from token m to the state after the chunk
-    rate: Tensor  # (M, 1, 1, 1)  ln γ
-    one_chunk: bool  # whether one chunk holds the whole sequence
-    bidirectional: bool  # whether the inner table is γ^|n-m|
+    is_whole: bool  # whether one chunk holds the whole sequence
+    bidirectional: bool  # whether `inner` is γ^|n-m|
     ages: TokenAges | None = None  # of the tokens of these chunks, with ages and documents (B|1, N, C)
+    tokens: slice = slice(None)
+    shape: tuple[int, int, int] = (1, 1, 1)  # B, M, N
+    narrow: bool = False  # whether operands of products are bfloat16; results, decays and states never are
+
+    def powers(self, distance: Tensor) -> Tensor:
+        """Returns γ to the power of distances (B|1, N, X, Y), as (B|1, M, N, X, Y)."""
+        return torch.exp(self.rate * distance.unsqueeze(1).to(self.rate.dtype))
 
     @property
     def inner(self) -> Tensor | None:
-        """Returns the powers from token m to token n of one chunk, (B|1, M, N|1, C, C), and 0 if n does not see m.
+        """Returns the powers from token m to token n of a chunk, (B|1, M, N|1, C, C), and 0 if n does not see m.
 
         They are computed here, so that only one block has a table of (C, C) for each chunk.
         """
@@ -378,74 +399,55 @@ class DecayTables(NamedTuple):
             distance = ages.age[..., :, None] - ages.age[..., None, :]
             inner = self.powers(distance.abs()) if self.bidirectional else self.powers(distance.clamp(min=0)).tril()
         if ages.document is not None:
-            inner = inner.masked_fill((ages.document[..., :, None] != ages.document[..., None, :])[:, None], 0)
+            others = ages.document[..., :, None] != ages.document[..., None, :]
+            inner = inner.masked_fill(others[:, None], 0)
         return inner
 
-    @property
-    def state(self) -> Tensor:
-        """Returns the powers from the state before each chunk to the state after it, (B|1, M, N|1, 1, 1)."""
-        return self.query[..., -1:, :]
-
-    def powers(self, distance: Tensor) -> Tensor:
-        """Returns γ to the power of distances (B|1, N, X, Y), as (B|1, M, N, X, Y)."""
-        return torch.exp(self.rate * distance.unsqueeze(1).to(self.rate.dtype))
-
-    def of_chunks(self, ages: TokenAges | None, start: int, chunks: int, size: int) -> "DecayTables":
-        """Returns the tables of some chunks of `size` tokens, of which the first begins at token `start`."""
-        plain, query, key = self.plain, self.query, self.key
-        if not self.one_chunk and size < query.shape[-2]:
-            plain, query, key = plain[..., :size, :size], query[..., :size, :], key[..., -size:, :]
-        if ages is None:
-            return self._replace(plain=plain, query=query, key=key)
-
-        def cut(marks: Tensor) -> tuple[Tensor, Tensor]:  # of the tokens, (B|1, N, C), and before each chunk, (B|1, N, 1)
-            first, marks = pad(marks, (1, 0)), marks[:, start : start + chunks * size]
-            if chunks == 1:
-                return marks[:, None], first[:, None, start : start + 1]
-            return marks.unflatten(1, (chunks, size)), first[:, start : start + chunks * size : size, None]
-
-        (age, before), document = cut(ages.age), None
-        query = self.powers((age - before)[..., None])
-        key = self.powers((age[..., -1:] - age)[..., None])
-        if ages.document is not None:
-            document, before = cut(ages.document)
-            query = query.masked_fill((document != before)[:, None, ..., None], 0)
+    def with_ages(self, ages: TokenAges, before: Tensor | int, document_before: Tensor | None = None) -> "Chunks":
+        """Returns these chunks for tokens with `ages`, where (B|1, N, 1) tokens are `before` each chunk."""
+        query, key = self.powers((ages.age - before)[..., None]), self.powers((ages.age[..., -1:] - ages.age)[..., None])
+        if (document := ages.document) is not None:
+            query = query.masked_fill((document != document_before)[:, None, ..., None], 0)
             key = key.masked_fill((document != document[..., -1:])[:, None, ..., None], 0)
-        ages = ages._replace(age=age, document=document)
-        return self._replace(plain=plain, query=query, key=key, ages=ages)
+        return self._replace(query=query, key=key, ages=ages)
 
+    def blocks(
+        self, query: Tensor, key: Tensor, value: Tensor, ages: TokenAges | None, at_once: bool = False
+    ) -> "list[Chunks]":
+        """Returns the sequence in blocks that are large enough to keep the device busy and small enough for its cache.
 
-def decay_tables(log_decay: Tensor, length: int, chunk_size: int | None = None, bidirectional: bool = False) -> DecayTables:
-    """Returns the decay tables of `length` tokens in chunks of `chunk_size` (default: one chunk, the parallel form).
-
-    Args:
-        log_decay: (M,) natural logarithm of γ, finite. The tables get its dtype.
-        bidirectional: whether the inner table is γ^|n-m|, for one chunk that holds the whole sequence.
-    """
-    one_chunk = chunk_size is None or (isinstance(length, int) and chunk_size >= length)
-    place = torch.arange(length if one_chunk else chunk_size, device=log_decay.device)
-    tables = DecayTables(None, None, None, log_decay.view(-1, 1, 1, 1), one_chunk, bidirectional)
-    distance = place[:, None] - place  # (C, C)
-    inner = tables.powers(distance.abs()[None, None])
-    query, key = (tables.powers(numbers[None, None, :, None]) for numbers in (place + 1, place.flip(0)))
-    return tables._replace(plain=inner if bidirectional else inner.tril(), query=query, key=key)
-
-
-class ChunkBlock(NamedTuple):
-    """Consecutive chunks of one length, with their tables. Products are batched over A = B M N chunks."""
-
-    tokens: slice
-    shape: tuple[int, int, int]  # B, M, N
-    tables: DecayTables
-    narrow: bool  # whether operands of products are bfloat16; results, decays and states never are
+        With `at_once`, all whole chunks form one block.
+        """
+        narrow = query.dtype == key.dtype == value.dtype == torch.bfloat16 and self.rate.dtype == torch.float32
+        narrow = narrow and multiplies_bfloat16(query.device)
+        (batch, heads, length, _), chunk_size = query.shape, self.query.shape[-2]
+        states = key.shape[1] if len(self.rate) == key.shape[1] else heads
+        most, blocks, start = length, [], 0
+        if not (at_once or self.is_whole):
+            on_cpu = query.device.type == "cpu"
+            wanted = BLOCK_SIZE_ON_CPU * torch.get_num_threads() if on_cpu else BLOCK_SIZE_ELSEWHERE
+            most = max(1, wanted // max(1, batch * heads * chunk_size))
+        while not (blocks and self.is_whole) and (self.is_whole or start < length):
+            chunks, size, tokens, plain, powers = 1, length, slice(None), self.plain, (self.query, self.key)
+            if not self.is_whole:
+                chunks, size = min(most, max(1, (length - start) // chunk_size)), min(chunk_size, length - start)
+                tokens = slice(start, start + chunks * size)
+            if size < chunk_size and not self.is_whole:
+                plain = None if plain is None else plain[..., :size, :size]
+                powers = self.query[..., :size, :], self.key[..., -size:, :]
+            shape = batch, states, chunks
+            block = Chunks(self.rate, plain, *powers, self.is_whole, self.bidirectional, None, tokens, shape, narrow)
+            blocks.append(block if ages is None else block.with_ages(*ages.of_chunks(tokens, start, chunks, size)))
+            start += chunks * size
+        return blocks
 
     def cut(self, tensor: Tensor) -> Tensor:
         """Returns these chunks of queries (B, H, T, X), as (A, R C, X), or of keys (B, G, T, X), as (A, C, X)."""
-        _, heads, chunks = self.shape
-        part = tensor[:, :, self.tokens].to(torch.bfloat16 if self.narrow else self.tables.rate.dtype)
-        part = repeat_heads(part, heads) if part.shape[1] < heads else part
-        part = part.unsqueeze(2) if chunks == 1 else part.unflatten(2, (chunks, -1))
-        return (part if part.shape[1] == heads else stack_queries(part, heads)).flatten(0, 2)
+        _, states, chunks = self.shape
+        part = tensor[:, :, self.tokens].to(torch.bfloat16 if self.narrow else self.rate.dtype)
+        part = repeat_heads(part, states) if part.shape[1] < states else part
+        part = part.unsqueeze(2) if chunks == 1 else part.unflatten(2, (chunks, -1))  # (B, H, N, C, X)
+        return (part if part.shape[1] == states else stack_queries(part, states)).flatten(0, 2)
 
     def join(self, part: Tensor, heads: int) -> Tensor:
         """Inverts `cut`: (A, R C, X) -> (B, heads, N C, X). Sums over the heads that share a key or a value."""
@@ -458,7 +460,7 @@ class ChunkBlock(NamedTuple):
     def product(
         self, left: Tensor, right: Tensor | None, table: Tensor | None = None, onto: Tensor | None = None
     ) -> Tensor | None:
-        """Returns left @ right, (A, X, Z), for (A, X, Y) and (A, Y, Z), in the dtype of the tables.
+        """Returns left @ right, (A, X, Z), for (A, X, Y) and (A, Y, Z), in the dtype of the decays.
 
         Args:
             right: None for zeros. Then `onto` is returned.
@@ -479,8 +481,14 @@ class ChunkBlock(NamedTuple):
             product.view(*self.shape, -1, table.shape[-2], product.shape[-1]).mul_(table.unsqueeze(3))
         return product if onto is None else onto.add_(product)
 
-    def run_state(
-        self, rows: Tensor, table: Tensor, columns: Tensor, state: Tensor | None, wanted: bool, backwards: bool = False
+    def scan(
+        self,
+        rows: Tensor,
+        table: Tensor,
+        columns: Tensor,
+        state: Tensor | None,
+        wanted: bool = True,
+        backwards: bool = False,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Computes the recurrence S <- γ^C S + (rows ⊙ table)ᵀ columns from chunk to chunk.
 
@@ -498,56 +506,72 @@ class ChunkBlock(NamedTuple):
         if chunks == 1 and not wanted:
             return None if state is None else state.flatten(0, 1), None
         rows = rows.unflatten(0, self.shape)
-        decayed = (rows * table if rows.shape[-2] == table.shape[-2] else decay_rows(rows, table)).flatten(0, 2)
-        written = self.product(decayed.mT, columns).unflatten(0, self.shape)  # (B, M, N, K, V)
+        rows = (rows * table if rows.shape[-2] == table.shape[-2] else decay_rows(rows, table)).flatten(0, 2)
+        written = self.product(rows.mT, columns).unflatten(0, self.shape)  # (B, M, N, K, V)
         if state is None and chunks == 1:
             return None, written[:, :, 0]
-        decay, order = self.tables.state.expand(-1, -1, chunks, -1, -1), list(range(chunks))
-        order = order[::-1] if backwards else order
-        state = torch.zeros_like(written[:, :, 0]) if state is None else state
+        state, places = torch.zeros_like(written[:, :, 0]) if state is None else state, None
         if chunks > 1 and not torch.is_grad_enabled() and not needs_autograd():
             before = torch.empty_like(written)  # each state is written to its final place, without a copy
-            before[:, :, order[0]] = state
-            for place, following in itertools.pairwise(order):
-                parts = written[:, :, place], decay[:, :, place], before[:, :, place]
-                torch.addcmul(*parts, out=before[:, :, following])
-            last = order[-1]
-            after = torch.addcmul(written[:, :, last], decay[:, :, last], before[:, :, last]) if wanted else None
-            return before.flatten(0, 2), after
-        starts = {}
-        for place in order:
-            starts[place] = state
-            state = torch.addcmul(written[:, :, place], decay[:, :, place], state)
-        before = torch.stack([starts[place] for place in range(chunks)], dim=2) if chunks > 1 else starts[0]
-        return before.flatten(0, -3), state
+            places = before.unbind(2)[:: -1 if backwards else 1]
+        decay = self.query[..., -1:, :].expand(-1, -1, chunks, -1, -1)  # (B|1, M, N, 1, 1)
+        parts = list(zip(written.unbind(2), decay.unbind(2)))[:: -1 if backwards else 1]
+        states, state = states_between(parts, state, wanted, places)
+        if places is None:
+            before = torch.stack(states[:: -1 if backwards else 1], dim=2)
+        return before.flatten(0, 2), state
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, before: Tensor | None) -> Tensor:
+        """Returns the output (A, R C, V) of stacked operands, with the state (A, K, V) before each chunk; None for zeros."""
+        output = self.product(query, before, self.query)
+        if self.plain is not None:
+            output = self.product(self.product(query, key.mT, self.inner), value, onto=output)
+        return value.new_zeros(*query.shape[:2], value.shape[-1]) if output is None else output
 
 
-def chunk_blocks(
-    query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, ages: TokenAges | None, at_once: bool = False
-) -> list[ChunkBlock]:
-    """Returns the sequence in blocks that are large enough to keep the device busy and small enough for its cache.
+def states_between(
+    chunks: Sequence[tuple[Tensor, Tensor]], state: Tensor, wanted: bool = True, places: Sequence[Tensor] | None = None
+) -> tuple[list[Tensor], Tensor | None]:
+    """Computes the states between the chunks of several sequences.
 
-    With `at_once`, all whole chunks form one block.
+    Args:
+        chunks: what the first chunk of each sequence adds to its state, (B, M, K, V), and its decay, (B|1, M, 1, 1); the
+            same for the second chunks, and so on. Sequences with more chunks come first.
+        state: the states before the first chunks, (B, M, K, V).
+        wanted: whether the states after the last chunks are needed.
+        places: tensors into which the states before the chunks are written, if all sequences have as many.
+
+    Returns:
+        the states before the first chunks, the second chunks, and so on; and the states after all, (B, M, K, V), or None.
     """
-    narrow = query.dtype == key.dtype == value.dtype == torch.bfloat16 and tables.rate.dtype == torch.float32
-    narrow = narrow and multiplies_bfloat16(query.device)
-    batch, heads, length, _ = query.shape
-    states, chunk_size = key.shape[1] if len(tables.rate) == key.shape[1] else heads, tables.query.shape[-2]
-    if tables.one_chunk:
-        return [ChunkBlock(slice(None), (batch, states, 1), tables.of_chunks(ages, 0, 1, length), narrow)]
-    if at_once:
-        most = length
-    else:
-        on_cpu = query.device.type == "cpu"
-        wanted = BLOCK_SIZE_ON_CPU * torch.get_num_threads() if on_cpu else BLOCK_SIZE_ELSEWHERE
-        most = max(1, wanted // max(1, batch * heads * chunk_size))
-    blocks, start = [], 0
-    while start < length:
-        chunks, size = min(most, max(1, (length - start) // chunk_size)), min(chunk_size, length - start)
-        tokens = slice(start, start + chunks * size)
-        blocks.append(ChunkBlock(tokens, (batch, states, chunks), tables.of_chunks(ages, start, chunks, size), narrow))
-        start = tokens.stop
-    return blocks
+    before, ended = [], []
+    for number, (written, decay) in enumerate(chunks, 1):
+        count = written.shape[0]
+        if count < state.shape[0]:
+            ended.append(state[count:])
+            state = state[:count]
+        before.append(state if places is None or number > 1 else places[0].copy_(state))
+        if wanted or number < len(chunks):
+            out = None if places is None or number == len(chunks) else places[number]
+            state = torch.addcmul(written, decay, state, out=out)
+    if not wanted:
+        return before, None
+    return before, torch.cat([state, *ended[::-1]]) if ended else state
+
+
+def decay_tables(log_decay: Tensor, length: int, chunk_size: int | None = None, bidirectional: bool = False) -> Chunks:
+    """Returns the decays of `length` tokens in chunks of `chunk_size` (default: one chunk, the parallel form).
+
+    Args:
+        log_decay: (M,) natural logarithm of γ, finite. The powers get its dtype.
+        bidirectional: whether `inner` is γ^|n-m|, for one chunk that holds the whole sequence.
+    """
+    is_whole = chunk_size is None or (isinstance(length, int) and chunk_size >= length)
+    place = torch.arange(length if is_whole else chunk_size, device=log_decay.device)
+    chunks = Chunks(log_decay.view(-1, 1, 1, 1), None, place, place, is_whole, bidirectional)
+    inner = chunks.powers((place[:, None] - place).abs()[None, None])
+    query, key = chunks.powers((place + 1)[None, None, :, None]), chunks.powers(place.flip(0)[None, None, :, None])
+    return chunks._replace(plain=inner if bidirectional else inner.tril(), query=query, key=key)
 
 
 def blockwise_retention(
@@ -555,7 +579,7 @@ def blockwise_retention(
     key: Tensor,
     value: Tensor,
     initial_state: Tensor | None,
-    tables: DecayTables,
+    chunks: Chunks,
     ages: TokenAges | None,
     with_final: bool,
     at_once: bool = False,
@@ -564,24 +588,19 @@ def blockwise_retention(
 
     With `at_once`, one batched product computes all chunks, in operations that PyTorch differentiates, compiles and exports.
     """
-    heads, dtype, absent = query.shape[1], tables.rate.dtype, None if ages is None else ages.absent
+    heads, dtype, absent = query.shape[1], chunks.rate.dtype, None if ages is None else ages.absent
     state = None if initial_state is None else initial_state.to(dtype)
     key = key if absent is None else key.masked_fill(absent, 0)
     output, parts = None if at_once else empty_output(value, heads, dtype), []
-    blocks = chunk_blocks(query, key, value, tables, ages, at_once)
+    blocks = chunks.blocks(query, key, value, ages, at_once)
     for number, block in enumerate(blocks, 1):
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
-        wanted = with_final or number < len(blocks)
-        before, state = block.run_state(key_part, block.tables.key, value_part, state, wanted)
-        part = block.product(query_part, before, block.tables.query)
-        if tables.plain is not None:
-            part = block.product(block.product(query_part, key_part.mT, block.tables.inner), value_part, onto=part)
-        elif part is None:
-            part = value_part.new_zeros(*query_part.shape[:2], value_part.shape[-1])
+        before, state = block.scan(key_part, block.key, value_part, state, with_final or number < len(blocks))
+        part = block.attend(query_part, key_part, value_part, before)
         if at_once:
             parts.append(block.join(part, heads))
         else:
-            output[:, :, block.tokens] = block.join(part, heads)
+            output[:, :, block.tokens] = block.join(part, output.shape[1])
     if at_once:
         output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
     return output if absent is None else output.masked_fill(absent, 0), state
@@ -597,41 +616,40 @@ class ChunkwiseRetention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, initial_state, tables, ages, with_final):
-        ctx.tables, ctx.ages, ctx.with_final = tables, ages, with_final
+    def forward(ctx, query, key, value, initial_state, chunks, ages, with_final):
+        ctx.chunks, ctx.ages, ctx.with_final = chunks, ages, with_final
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, initial_state)
-        return blockwise_retention(query, key, value, initial_state, tables, ages, with_final)
+        return blockwise_retention(query, key, value, initial_state, chunks, ages, with_final)
 
     @staticmethod
     def backward(ctx, output_gradient, state_gradient):
-        operands, tables, ages = ctx.saved_tensors, ctx.tables, ctx.ages
+        operands, chunks, ages = ctx.saved_tensors, ctx.chunks, ctx.ages
         query, key, value, initial_state = operands
         with without_autocast(query.device.type):  # a backward pass may run under autocast
             if torch.is_grad_enabled():  # the caller wants to differentiate these gradients
-                results = blockwise_retention(*operands, tables, ages, ctx.with_final, at_once=True)
+                results = blockwise_retention(*operands, chunks, ages, ctx.with_final, at_once=True)
                 return *gradients_where_asked(results, operands, (output_gradient, state_gradient)), None, None, None
             if output_gradient is None:
-                output_gradient = query.new_zeros(*query.shape[:3], value.shape[-1], dtype=tables.rate.dtype)
+                output_gradient = query.new_zeros(*query.shape[:3], value.shape[-1], dtype=chunks.rate.dtype)
             absent = None if ages is None else ages.absent
             if absent is not None:
                 key, output_gradient = key.masked_fill(absent, 0), output_gradient.masked_fill(absent, 0)
-            blocks, before = chunk_blocks(query, key, value, tables, ages), []
-            state = None if initial_state is None else initial_state.to(tables.rate.dtype)
+            blocks, before = chunks.blocks(query, key, value, ages), []
+            state = None if initial_state is None else initial_state.to(chunks.rate.dtype)
             for block in blocks:
-                wanted = block is not blocks[-1]
-                of_block, state = block.run_state(block.cut(key), block.tables.key, block.cut(value), state, wanted)
+                of_block, state = block.scan(block.cut(key), block.key, block.cut(value), state, block is not blocks[-1])
                 before.append(of_block)
-            of_query, of_key, of_value, of_state = block_gradients(
+            grad_query, grad_key, grad_value, grad_state = block_gradients(
                 blocks, before, query, key, value, output_gradient, state_gradient, initial_state is not None
             )
-        of_key = of_key if absent is None else of_key.masked_fill_(absent, 0)
-        of_state = None if initial_state is None else of_state.to(initial_state.dtype)
-        return of_query, of_key, of_value, of_state, None, None, None
+        grad_key = grad_key if absent is None else grad_key.masked_fill_(absent, 0)
+        grad_state = None if initial_state is None else grad_state.to(initial_state.dtype)
+        return grad_query, grad_key, grad_value, grad_state, None, None, None
 
 
 def block_gradients(
-    blocks: list[ChunkBlock],
+    blocks: list[Chunks],
     before: list[Tensor | None],
     query: Tensor,
     key: Tensor,
@@ -646,24 +664,23 @@ def block_gradients(
         before: the states (A, K, V) before the chunks of each block, None for zeros. The list is emptied.
         state_gradient: gradient of the state after the last chunk; None for zeros.
     """
-    of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    grad_query, grad_key, grad_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     for block in reversed(blocks):
-        tables, inner, state = block.tables, block.tables.inner, before.pop()
+        inner, state = block.inner, before.pop()
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
         gradient = block.cut(output_gradient)  # (A, R C, V)
         wanted = with_initial or block is not blocks[0]
-        after, state_gradient = block.run_state(query_part, tables.query, gradient, state_gradient, wanted, backwards=True)
-        state, after_turned = None if state is None else state.mT, None if after is None else after.mT
+        after, state_gradient = block.scan(query_part, block.query, gradient, state_gradient, wanted, backwards=True)
 
-        part = block.product(key_part, after, tables.key)
+        part = block.product(key_part, after, block.key)
         scores = block.product(query_part, key_part.mT, inner)
-        of_value[:, :, block.tokens] = block.join(block.product(scores.mT, gradient, onto=part), of_value.shape[1])
-        of_scores = block.product(gradient, value_part.mT, inner)
-        part = block.product(gradient, state, tables.query)
-        of_query[:, :, block.tokens] = block.join(block.product(of_scores, key_part, onto=part), of_query.shape[1])
-        part = block.product(value_part, after_turned, tables.key)
-        of_key[:, :, block.tokens] = block.join(block.product(of_scores.mT, query_part, onto=part), of_key.shape[1])
-    return of_query, of_key, of_value, state_gradient
+        grad_value[:, :, block.tokens] = block.join(block.product(scores.mT, gradient, onto=part), grad_value.shape[1])
+        grad_scores = block.product(gradient, value_part.mT, inner)
+        part = block.product(gradient, None if state is None else state.mT, block.query)
+        grad_query[:, :, block.tokens] = block.join(block.product(grad_scores, key_part, onto=part), grad_query.shape[1])
+        part = block.product(value_part, None if after is None else after.mT, block.key)
+        grad_key[:, :, block.tokens] = block.join(block.product(grad_scores.mT, query_part, onto=part), grad_key.shape[1])
+    return grad_query, grad_key, grad_value, state_gradient
 
 
 def gradients_where_asked(
@@ -694,17 +711,17 @@ def retention_in_chunks(
     key: Tensor,
     value: Tensor,
     initial_state: Tensor | None,
-    tables: DecayTables,
+    chunks: Chunks,
     ages: TokenAges | None = None,
     with_final: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Computes equation 7 in the fastest way, as an operator, with precomputed decay tables.
+    """Computes equation 7 in the fastest way, with precomputed decays.
 
     Arguments and results as in `chunkwise_retention`. Without `with_final`, the final state is None and not computed.
     """
     with without_autocast(query.device.type):
-        operands = (query, key, value, initial_state, tables, ages, with_final)
-        if needs_autograd(tables.rate) or tables.plain is None:
+        operands = (query, key, value, initial_state, chunks, ages, with_final)
+        if needs_autograd(chunks.rate) or chunks.plain is None:
             return blockwise_retention(*operands, at_once=True)
         return (ChunkwiseRetention.apply if torch.is_grad_enabled() else blockwise_retention)(*operands)
 

@@ -19,16 +19,15 @@ from torch import Tensor
 from .kernels import TORCH, Kernels
 from .retention_forms import (
     StepDecay,
+    TokenAges,
     cached_outside_modes,
     compute_dtype,
-    decay_rows,
+    decay_tables,
     default_chunk_size,
     recurrent_step_,
-    repeat_heads,
-    stack_queries,
     state_heads,
+    states_between,
     step_decay,
-    unstack_queries,
     without_autocast,
 )
 
@@ -44,6 +43,10 @@ class ChunkedDocuments(NamedTuple):
     tokens: Tensor  # (A, C) int64, place of each token in the row; past the end of a short chunk, that of its last token
     count: Tensor  # (A,) int64, number of tokens in each chunk
     chunks: tuple[int, ...]  # number of documents with at least 1, 2, ... chunks
+
+    def rounds(self, written: Tensor, decay: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Returns what chunks add to the states, (A, M, K, V), and their decays, (A, M, 1, 1), for `states_between`."""
+        return list(zip(written.split(self.chunks), decay.split(self.chunks)))
 
 
 class PackedDocuments(NamedTuple):
@@ -188,7 +191,7 @@ def retention_of_documents(
             output of kernels for bfloat16 operands may be bfloat16.
     """
     operands = [tensor for tensor in (query, key, value, initial_states) if tensor is not None]
-    dtype, states = compute_dtype(*operands), state_heads(query, key, log_decay.numel())
+    dtype, heads, states = compute_dtype(*operands), query.shape[1], state_heads(query, key, log_decay.numel())
     if query.shape[0] != 1 or query.shape[2] != len(documents.places):
         raise ValueError(
             f"query must have one row of the {len(documents.places)} tokens of the documents, got {tuple(query.shape)}."
@@ -198,21 +201,30 @@ def retention_of_documents(
         initial_states = query.new_zeros(shape, dtype=dtype)
     elif initial_states.shape != shape:
         raise ValueError(f"initial_states must be {shape}, one for each document, got {tuple(initial_states.shape)}.")
-    rows, chunks = (query[0], key[0], value[0]), _chunks
-    if kernels.complete:
-        from ..gpu.packed_and_split_triton import chunks_triton
-
-        chunks = chunks_triton
-    else:
-        rows = query[0].to(dtype), repeat_heads(key, states)[0].to(dtype), repeat_heads(value, states)[0].to(dtype)
     log_decay, initial_states, parts = log_decay.to(dtype), initial_states.to(dtype), []
-    with without_autocast(query.device.type):
-        for group in documents.groups:
-            before = initial_states if documents.in_order else initial_states[group.documents]
-            if group.tokens.shape[1] == 1 and len(group.chunks) <= 1:
-                parts.append(_steps(*rows, log_decay, group, before, kernels))
-            else:
-                parts.append(chunks(*rows, log_decay, group, before))
+    for group in documents.groups:
+        state = initial_states if documents.in_order else initial_states[group.documents]
+        rows = [operand[0][:, group.tokens].transpose(0, 1) for operand in (query, key, value)]  # (A, ., C, .)
+        count, size = group.tokens.shape
+        if size == 1 and len(group.chunks) <= 1:  # documents of one token, and empty documents
+            after, empty = state[:count].clone(), state[count:]
+            output, _ = kernels.step_(*rows, after, step_decay(log_decay))
+            after = torch.cat([after, empty]) if len(empty) else after
+        elif kernels.complete:
+            from ..gpu.packed_and_split_triton import chunks_triton
+
+            output, after = chunks_triton(*rows, log_decay, group, state)
+        else:  # each chunk is a row of a batch, with a state of its own
+            place = torch.arange(size, device=query.device)
+            ages = TokenAges((place + 1).minimum(group.count[:, None])[:, None], None, None, False)
+            block = decay_tables(log_decay, size).with_ages(ages, 0)._replace(shape=(count, states, 1))
+            rows[1] = rows[1].masked_fill((place >= group.count[:, None])[:, None, :, None], 0)
+            with without_autocast(query.device.type):
+                query_part, key_part, value_part = (block.cut(row) for row in rows)
+                _, written = block.scan(key_part, block.key, value_part, None)
+                before, after = states_between(group.rounds(written, block.query[:, :, 0, -1:]), state)
+                output = block.join(block.attend(query_part, key_part, value_part, torch.cat(before).flatten(0, 1)), heads)
+        parts.append((output.transpose(0, 1).flatten(1, 2), after))  # (H, A C, V)
     output = torch.cat([output for output, _ in parts], dim=1)[:, documents.places]
     after = parts[0][1] if documents.in_order else torch.cat([state for _, state in parts])[documents.order]
     return output[None], after
@@ -271,59 +283,3 @@ def runs_of(rows: Sequence[int], most: int) -> list[tuple[int, int]]:
             runs.append((first, number - first))
             first = number
     return runs
-
-
-def _steps(query, key, value, log_decay, group, state, kernels: Kernels) -> tuple[Tensor, Tensor]:
-    """Computes `_chunks` for documents of one token and empty documents."""
-    count = len(group.count)
-    tokens = (operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value))  # (A, ., 1, .)
-    after = state[:count].clone()
-    output, _ = kernels.step_(*tokens, after, step_decay(log_decay))
-    return output.transpose(0, 1).flatten(1, 2), after if count == len(state) else torch.cat([after, state[count:]])
-
-
-def _chunks(
-    query: Tensor,  # (H, T, K)
-    key: Tensor,  # (M, T, K)
-    value: Tensor,  # (M, T, V)
-    log_decay: Tensor,  # (M,)
-    group: ChunkedDocuments,
-    state: Tensor,  # (D, M, K, V)
-) -> tuple[Tensor, Tensor]:
-    """Returns the output (H, A C, V), and the states after the documents."""
-    heads, place = query.shape[0], torch.arange(group.tokens.shape[1], device=key.device)
-    query, key, value = (operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value))  # (A, ., C, .)
-    key = key.masked_fill((place >= group.count[:, None])[:, None, :, None], 0)
-
-    def power(exponent: Tensor) -> Tensor:  # (A|1, ...) -> (A|1, M, ...)
-        rate = log_decay.view(-1, *[1] * (exponent.dim() - 1))
-        return torch.exp(rate * exponent.clamp(min=0).unsqueeze(1).to(rate.dtype))
-
-    inner = power((place[:, None] - place)[None]).tril()  # (1, M, C, C)
-    query_decay, key_decay = power(place[None, :, None] + 1), power((group.count[:, None] - 1 - place)[..., None])
-    kept = power(group.count[:, None, None])  # (A, M, 1, 1)
-
-    rows = stack_queries(query, key.shape[1])  # (A, M, R C, K)
-    output = unstack_queries(decay_rows(rows @ key.mT, inner) @ value, heads)
-    written = (key * key_decay).mT @ value  # (A, M, K, V)
-    before, after = states_between(written, kept, group, state)
-    read = unstack_queries(rows @ before, heads)  # (A, H, C, V)
-    output = torch.addcmul(output, repeat_heads(query_decay, heads), read)
-    return output.transpose(0, 1).flatten(1, 2), after
-
-
-def states_between(written: Tensor, kept: Tensor, group: ChunkedDocuments, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the states before each chunk, (A, M, K, V), and after each document, (D, M, K, V).
-
-    Args:
-        written: (A, M, K, V), what each chunk adds. kept: (A, M, 1, 1), what is left of a state after a chunk.
-        state: (D, M, K, V), before the documents.
-    """
-    before, done, first = [], [], 0
-    for count in group.chunks:
-        done.append(state[count:])
-        state = state[:count]
-        before.append(state)
-        state = torch.addcmul(written[first : first + count], kept[first : first + count], state)
-        first += count
-    return torch.cat([*before, state[:0]]), torch.cat([state, *reversed(done)])

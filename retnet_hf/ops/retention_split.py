@@ -24,14 +24,11 @@ from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from .kernels import TORCH, Kernels
 from .layout import Layout, OnDevice, documents_of_present, layout_of
-from .operators import Chunks, Operator, of_each_decay
-from .plan import MakeRotation, Plan, rotation_options
+from .plan import Plan
 from .retention_forms import (
-    ChunkBlock,
+    Chunks,
     block_gradients,
-    chunk_blocks,
     decay_tables,
     empty_output,
     without_autocast,
@@ -101,45 +98,33 @@ class Context(NamedTuple):
         Returns a function that waits for the parts that arrive. They are zeros where no segment sends one.
         """
         tensor, mine, places = tensor.contiguous(), self.places_of(self.rank), self.places
-        came = torch.zeros_like(tensor)
+        received = torch.zeros_like(tensor)
         operations = []
         for number, place in enumerate(mine):
             if 0 <= place + step < len(places):
-                there = self.owner(place + step)
-                if there == self.rank:
-                    came[mine.index(place + step)] = tensor[number]
+                owner = self.owner(place + step)
+                if owner == self.rank:
+                    received[mine.index(place + step)] = tensor[number]
                 else:
-                    operations.append(dist.P2POp(dist.isend, tensor[number], self._global(there), self.group))
-            if 0 <= place - step < len(places) and (there := self.owner(place - step)) != self.rank:
-                operations.append(dist.P2POp(dist.irecv, came[number], self._global(there), self.group))
+                    operations.append(dist.P2POp(dist.isend, tensor[number], self._global(owner), self.group))
+            if 0 <= place - step < len(places) and (owner := self.owner(place - step)) != self.rank:
+                operations.append(dist.P2POp(dist.irecv, received[number], self._global(owner), self.group))
         works = dist.batch_isend_irecv(operations) if operations else []
 
         def wait() -> Tensor:
             for work in works:
                 work.wait()
-            return came
+            return received
 
         return wait
 
-    def plan(
-        self,
-        past: Any,
-        *call: Any,
-        rotation: MakeRotation,
-        log_decays: Sequence[Tensor],
-        chunk_size: int,
-        kernels_of: Callable[[int], Kernels],
-        **kwargs: Any,
-    ) -> Plan:
-        """Returns the plan of a call.
+    @property
+    def plan_class(self) -> type[Plan]:
+        return SplitPlan
 
-        Args:
-            kernels_of: function that returns the kernels for a number of tokens, as `kernels_of_parts`.
-            Other arguments as in `layout_of_ranks`.
-        """
-        layout = layout_of_ranks(self, past, *call, **kwargs)
-        kernels = kernels_of(max(2, layout.position.shape[1]))  # one token is computed as a chunk, too
-        return plan_of_segments(layout, rotation, log_decays, chunk_size, past is not None, kernels)
+    def layout(self, *call: Any, **kwargs: Any) -> "SplitLayout":
+        """Returns the layout of a call, with arguments as in `layout_of_ranks`."""
+        return layout_of_ranks(self, *call, **kwargs)
 
     def _global(self, rank: int) -> int:
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
@@ -155,6 +140,8 @@ class SplitLayout(Layout):
         final_position: (B,) position that follows the sequence. tokens: number of columns of the whole sequence.
     """
 
+    in_parts = True
+
     def __init__(
         self,
         layout: Layout,
@@ -166,11 +153,16 @@ class SplitLayout(Layout):
     ) -> None:
         vars(self).update(vars(layout))
         self.context, self.before, self.documents = context, before, documents
-        self.final_position, self.tokens = final_position, tokens
+        self.final_position, self.tokens, self.is_step = final_position, tokens, False  # one token is a chunk, too
 
-    def advance_(self, next_position: Tensor, length: Tensor) -> None:
-        next_position.copy_(self.final_position)
-        length.add_(self.tokens)
+    @property
+    def call_position(self) -> Tensor:
+        return self.context.unfold(self.position)
+
+    def advance_(self, layers: Sequence[Any]) -> None:
+        for layer in layers:
+            layer.next_position.copy_(self.final_position)
+            layer.cumulative_length.add_(self.tokens)
 
 
 class Exchange(OnDevice):
@@ -205,24 +197,24 @@ class Exchange(OnDevice):
         written = written.unflatten(0, (len(mine), -1))
         last = None
         if self.neighbours:
-            came = context.shift(written, 1)
+            received = context.shift(written, 1)
             if with_final:
                 owner = context.owner(segments - 1)
                 last = written[-1 if context.segments == 1 else mine.index(max(mine))].clone()
                 dist.broadcast(last, context._global(owner), group=context.group)
         else:
-            came = context.gather(written)
+            received = context.gather(written)
 
-        def begun(place: int) -> Tensor | float:
+        def at_start(place: int) -> Tensor | float:
             return 0.0 if initial_state is None else self._times(place, 0) * initial_state.to(written.dtype)
 
         def wait() -> tuple[Tensor, Tensor | None]:
-            parts = came()
+            parts = received()
             if self.neighbours:
-                before = torch.stack([part + begun(place) for place, part in zip(mine, parts)])
-                return before.flatten(0, 1), None if last is None else last + begun(segments)
-            before = torch.stack([self._sum(self.powers[place, 1:], parts) + begun(place) for place in mine])
-            return before.flatten(0, 1), self._sum(self.powers[-1, 1:], parts) + begun(segments) if with_final else None
+                before = torch.stack([part + at_start(place) for place, part in zip(mine, parts)])
+                return before.flatten(0, 1), None if last is None else last + at_start(segments)
+            before = torch.stack([self._sum(self.powers[place, 1:], parts) + at_start(place) for place in mine])
+            return before.flatten(0, 1), self._sum(self.powers[-1, 1:], parts) + at_start(segments) if with_final else None
 
         return wait
 
@@ -235,20 +227,20 @@ class Exchange(OnDevice):
         context = self.context
         mine = context.places_of(context.rank)
         gradient = gradient.unflatten(0, (len(mine), -1))
-        came = context.shift(gradient, -1) if self.neighbours else context.gather(gradient)
+        received = context.shift(gradient, -1) if self.neighbours else context.gather(gradient)
         if final_gradient is not None:
             final_gradient = final_gradient.contiguous().clone()
             dist.all_reduce(final_gradient, group=context.group)
 
-        def ended(place: int) -> Tensor | float:
+        def at_end(place: int) -> Tensor | float:
             return 0.0 if final_gradient is None else self._times(len(self.before) - 1, place + 1) * final_gradient
 
         def wait() -> Tensor:
-            parts = came()
+            parts = received()
             if self.neighbours:
-                after = [part + ended(place) for place, part in zip(mine, parts)]
+                after = [part + at_end(place) for place, part in zip(mine, parts)]
             else:
-                after = [self._sum(self.powers[:-1, place + 1], parts) + ended(place) for place in mine]
+                after = [self._sum(self.powers[:-1, place + 1], parts) + at_end(place) for place in mine]
             return torch.stack(after).flatten(0, 1)
 
         return wait
@@ -385,53 +377,36 @@ def layout_of_ranks(
     return split_layout(context, shape, device, attention_mask, position_ids, seq_idx, past_position)
 
 
-def plan_of_segments(
-    layout: SplitLayout,
-    rotation: MakeRotation,
-    log_decays: Sequence[Tensor],
-    chunk_size: int,
-    with_final: bool,
-    kernels: Kernels = TORCH,
-) -> Plan:
-    """Returns the plan of sequences that are split over ranks."""
-
-    def make(log_decay: Tensor) -> Operator:
-        return Segments(log_decay, layout, chunk_size, with_final, kernels)
-
-    position = layout.context.unfold(layout.position)
-    rotate = rotation(position, **rotation_options(kernels))
-    return Plan(layout, rotate, of_each_decay(make, log_decays), log_decays, position=position)
-
-
-class Segments(Chunks):
-    """Operator that computes retention of this rank's tokens over all earlier tokens of all ranks.
+class SplitPlan(Plan):
+    """The plan of sequences that are split over ranks: retention of a rank's tokens over all earlier tokens of all ranks.
 
     Query, key and value belong to this rank, (B, H, S T, K) and so on. The state belongs to the whole sequence and is the
     same on all ranks. Each rank gets a part of the state's gradient. The gradient is the sum of these parts.
     """
 
-    def __init__(
-        self, log_decay: Tensor, layout: SplitLayout, chunk_size: int, with_final: bool, kernels: Kernels = TORCH
-    ) -> None:
-        super().__init__(log_decay, layout, chunk_size, with_final, keeps_tables=not kernels.complete)
-        self.marks, self.kernels, self.exchange = (layout.present, layout.starts), kernels, Exchange(log_decay, layout)
+    def powers(self, log_decay: Tensor) -> tuple[Chunks | None, Exchange]:
+        return None if self.kernels.complete else self.chunks(log_decay), Exchange(log_decay, self.layout)
 
-    def __call__(self, query, key, value, state):
-        context = self.exchange.context
-        query, key, value = (context.fold(operand, 2) for operand in (query, key, value))
-        absent = None if self.ages is None else self.ages.absent
+    def chunks(self, log_decay: Tensor) -> Chunks:
+        return decay_tables(log_decay, self.layout.position.shape[1], self.chunk_size)
+
+    def compute(self, layer_idx, query, key, value, state=None):
+        """Computes retention as `Plan.compute`."""
+        layout, log_decay = self.layout, self.log_decays[layer_idx]
+        chunks, exchange = self.decays(log_decay)
+        query, key, value = (layout.context.fold(operand, 2) for operand in (query, key, value))
+        absent = None if layout.ages is None else layout.ages.absent
         key = key if absent is None else key.masked_fill(absent, 0)
         if self.kernels.runs_on(query.device):  # a model may be on several devices
             from ..gpu.packed_and_split_triton import SplitRetention
 
-            function, segments = SplitRetention, (self.log_decay, *self.marks, self.sizes[1])
+            function, segments = SplitRetention, (log_decay, layout.present, layout.starts, self.chunk_size)
         else:
-            tables = decay_tables(self.log_decay, *self.sizes) if self.tables is None else self.tables
-            function, segments = SplitChunks, (tables, self.ages)
+            function, segments = SplitChunks, (self.chunks(log_decay) if chunks is None else chunks, layout.ages)
         with without_autocast(query.device.type):
-            output, final = function.apply(query, key, value, state, *segments, self.exchange, self.with_final)
+            output, final = function.apply(query, key, value, state, *segments, exchange, self.with_final)
         output = output if absent is None else output.masked_fill(absent, 0)
-        return context.unfold(output, 2), final
+        return layout.context.unfold(output, 2), final, None
 
 
 class SplitChunks(torch.autograd.Function):
@@ -439,18 +414,18 @@ class SplitChunks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, initial_state, tables, ages, exchange, with_final):
-        blocks = chunk_blocks(query, key, value, tables, ages)
+        blocks = tables.blocks(query, key, value, ages)
         written = None
         for block in blocks:
-            written = block.run_state(block.cut(key), block.tables.key, block.cut(value), written, wanted=True)[1]
+            written = block.scan(block.cut(key), block.key, block.cut(value), written, wanted=True)[1]
         arrived = exchange.states(written, initial_state, with_final)
         output = empty_output(value, query.shape[1], tables.rate.dtype)
         for block in blocks:  # runs during the exchange of states
-            scores = block.product(block.cut(query), block.cut(key).mT, block.tables.inner)
+            scores = block.product(block.cut(query), block.cut(key).mT, block.inner)
             output[:, :, block.tokens] = block.join(block.product(scores, block.cut(value)), output.shape[1])
         before, final = arrived()
         for block, state in zip(blocks, _states_before(blocks, key, value, before)):
-            read = block.product(block.cut(query), state, block.tables.query)
+            read = block.product(block.cut(query), state, block.query)
             output[:, :, block.tokens] += block.join(read, output.shape[1])
         ctx.save_for_backward(query, key, value, before)
         ctx.tables, ctx.ages, ctx.exchange, ctx.with_final = tables, ages, exchange, with_final
@@ -463,11 +438,11 @@ class SplitChunks(torch.autograd.Function):
         (query, key, value, before), tables, exchange = ctx.saved_tensors, ctx.tables, ctx.exchange
         final_gradient = final_gradient if ctx.with_final else None
         with without_autocast(query.device.type):
-            blocks = chunk_blocks(query, key, value, tables, ctx.ages)
+            blocks = tables.blocks(query, key, value, ctx.ages)
             gradient = None
             for block in reversed(blocks):
                 rows, columns = block.cut(query), block.cut(output_gradient)
-                gradient = block.run_state(rows, block.tables.query, columns, gradient, wanted=True, backwards=True)[1]
+                gradient = block.scan(rows, block.query, columns, gradient, wanted=True, backwards=True)[1]
             arrived = exchange.gradients(gradient, final_gradient)
             states = list(_states_before(blocks, key, value, before))  # runs during the exchange of gradients
             of_operands = block_gradients(blocks, states, query, key, value, output_gradient, arrived(), False)[:3]
@@ -477,9 +452,9 @@ class SplitChunks(torch.autograd.Function):
         return *of_operands, initial_gradient, None, None, None, None
 
 
-def _states_before(blocks: list[ChunkBlock], key: Tensor, value: Tensor, state: Tensor) -> Iterator[Tensor]:
+def _states_before(blocks: list[Chunks], key: Tensor, value: Tensor, state: Tensor) -> Iterator[Tensor]:
     """Yields the states (A, K, V) before the chunks of each block. The first chunk starts from `state`."""
     for block in blocks:
         wanted = block is not blocks[-1]
-        before, state = block.run_state(block.cut(key), block.tables.key, block.cut(value), state, wanted)
+        before, state = block.scan(block.cut(key), block.key, block.cut(value), state, wanted)
         yield before

@@ -43,8 +43,7 @@ def read_dialect(given: dict[str, Any], aliases: Collection[str]) -> tuple[dict[
     """Translates keys of another library's config.json. Returns fields of RetNetConfig, and the remaining keys.
 
     Args:
-        given: keys of the file that are not fields of RetNetConfig.
-        aliases: aliases of fields. They are not translated.
+        given: keys of the file that are not fields of RetNetConfig. aliases: those of fields, which are not translated.
 
     Raises:
         ValueError: if a key that changes the computation has a value without a counterpart here.
@@ -54,43 +53,34 @@ def read_dialect(given: dict[str, Any], aliases: Collection[str]) -> tuple[dict[
             stated = "absent or None" if allowed is None else allowed
             raise ValueError(f"{key} must be {stated}: {reason}. Got {given[key]!r}.")
     left = {key: value for key, value in given.items() if key not in _EXPRESSIBLE and key not in _WITHOUT_EFFECT_IN_FLA}
-    if "decoder_embed_dim" in left:
-        fields, left = _read_torchscale(left)
-    elif "expand_k" in left:
-        fields = {}
-    else:
+    if "decoder_embed_dim" not in left and "expand_k" not in left:
         return {}, left
-
-    known = {*aliases, "hidden_ratio", *READ_BY_TRANSFORMERS}
-    kept = {key: value for key, value in left.items() if value is not None and (key in known or key.startswith("_"))}
+    fields = {}
+    if "decoder_embed_dim" in left:
+        hidden_size, layers = left.pop("decoder_embed_dim"), left.pop("decoder_layers")
+        fields = {
+            "hidden_size": hidden_size,
+            "num_hidden_layers": layers,
+            "num_attention_heads": left.pop("decoder_retention_heads"),
+            "intermediate_size": left.pop("decoder_ffn_embed_dim"),
+            "value_expansion": left.pop("decoder_value_embed_dim") / hidden_size,
+            "hidden_act": left.pop("activation_fn", "gelu"),
+            "rms_norm_eps": left.pop("layernorm_eps", 1e-6),
+            "decay_schedule": "log_linear" if left.pop("use_lm_decay", False) else "power_of_two",
+            "rotary_endpoint": True,
+            "head_norm_affine": False,
+            "embedding_multiplier": 1.0 if left.pop("no_scale_embedding", True) else math.sqrt(hidden_size),
+            "use_embedding_norm": left.pop("layernorm_embedding", False),
+            "norm_position": "pre" if left.pop("decoder_normalize_before", True) else "post",
+            "residual_multiplier": (2 * layers) ** 0.25 if left.pop("deepnorm", False) else 1.0,
+            "hidden_dropout": left.pop("dropout", 0.0),
+            "chunk_size": left.pop("recurrent_chunk_size", None),
+        }
+        if "share_decoder_input_output_embed" in left:
+            fields["tie_word_embeddings"] = left.pop("share_decoder_input_output_embed")
+    known = {*aliases, "hidden_ratio", *READ_BY_TRANSFORMERS, *(key for key in left if key.startswith("_"))}
+    kept = {key: value for key, value in left.items() if value is not None and key in known}
     without_effect = _WITHOUT_EFFECT_IN_TORCHSCALE | WITHOUT_EFFECT_IN_TRANSFORMERS | set(GenerationConfig().to_dict())
-    unknown = left.keys() - known - without_effect - {key for key in left if key.startswith("_")}
-    if unknown:
+    if unknown := left.keys() - known - without_effect:
         logger.warning(f"RetNetConfig drops unknown keys of another library's config.json: {', '.join(sorted(unknown))}.")
     return fields, kept
-
-
-def _read_torchscale(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    left = dict(given)
-    hidden_size, layers = left.pop("decoder_embed_dim"), left.pop("decoder_layers")
-    fields = {
-        "hidden_size": hidden_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": left.pop("decoder_retention_heads"),
-        "intermediate_size": left.pop("decoder_ffn_embed_dim"),
-        "value_expansion": left.pop("decoder_value_embed_dim") / hidden_size,
-        "hidden_act": left.pop("activation_fn", "gelu"),
-        "rms_norm_eps": left.pop("layernorm_eps", 1e-6),
-        "decay_schedule": "log_linear" if left.pop("use_lm_decay", False) else "power_of_two",
-        "rotary_endpoint": True,
-        "head_norm_affine": False,
-        "embedding_multiplier": 1.0 if left.pop("no_scale_embedding", True) else math.sqrt(hidden_size),
-        "use_embedding_norm": left.pop("layernorm_embedding", False),
-        "norm_position": "pre" if left.pop("decoder_normalize_before", True) else "post",
-        "residual_multiplier": (2 * layers) ** 0.25 if left.pop("deepnorm", False) else 1.0,
-        "hidden_dropout": left.pop("dropout", 0.0),
-        "chunk_size": left.pop("recurrent_chunk_size", None),
-    }
-    if "share_decoder_input_output_embed" in left:
-        fields["tie_word_embeddings"] = left.pop("share_decoder_input_output_embed")
-    return fields, left

@@ -8,8 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import FieldChecks, KnownFieldsMixin
-from ..arguments.decay_schedules import DECAY_SCHEDULES, scheduled_decays
+from ..arguments.configuration_checks import ConfigMixin, scheduled_decays
 from ..ops.choices import FORMS, KERNELS
 from ..state.state_fingerprint import state_fingerprint
 from .configuration_dialects import read_dialect
@@ -18,21 +17,20 @@ from .configuration_dialects import read_dialect
 INITIALIZATIONS = ("xavier", "deepnet", "normal", "fan_in")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 # Fields of RetNetHybridConfig, with their values in a model that is not a hybrid. Files of earlier versions contain them.
-OF_HYBRIDS = {
-    **dict.fromkeys(("layer_types", "sliding_window", "attention_num_heads", "attention_num_key_value_heads")),
-    **dict.fromkeys(("attention_head_dim", "attention_gate_act", "attention_log_base", "attention_sink_distance")),
-    **dict.fromkeys(("attention_qkv_bias", "attention_use_qk_norm", "attention_rope_theta", "attention_max_length")),
-    **dict.fromkeys(("qk_norm_eps", "logits_scaling", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim")),
-    **dict.fromkeys(("qk_rope_head_dim", "v_head_dim")),
-    **dict.fromkeys(("rotary_layers", "learned_rotary_layers", "head_norm_groups", "head_norm_eps", "value_act")),
-    **dict.fromkeys(("num_experts", "moe_intermediate_size", "n_group", "topk_group")),
-    **dict.fromkeys(("attention_residual_multiplier", "mlp_residual_multiplier")),
-    **{"attention_sinks": 0, "norm_affine": True, "num_experts_per_tok": 2, "first_k_dense_replace": 0},
-    **{"n_shared_experts": 0, "router_act": "softmax", "use_router_bias": False, "norm_topk_prob": True},
-    **{"routed_scaling_factor": 1.0, "output_router_logits": False, "router_aux_loss_coef": 0.0},
-}
+OF_HYBRIDS = dict.fromkeys((
+    "layer_types", "sliding_window", "attention_num_heads", "attention_num_key_value_heads", "attention_head_dim",
+    "attention_gate_act", "attention_log_base", "attention_sink_distance", "attention_qkv_bias", "attention_use_qk_norm",
+    "attention_rope_theta", "attention_max_length", "qk_norm_eps", "logits_scaling", "kv_lora_rank", "q_lora_rank",
+    "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_layers", "learned_rotary_layers", "head_norm_groups",
+    "head_norm_eps", "value_act", "num_experts", "moe_intermediate_size", "n_group", "topk_group",
+    "attention_residual_multiplier", "mlp_residual_multiplier",
+)) | {
+    "attention_sinks": 0, "norm_affine": True, "num_experts_per_tok": 2, "first_k_dense_replace": 0, "n_shared_experts": 0,
+    "router_act": "softmax", "use_router_bias": False, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+    "output_router_logits": False, "router_aux_loss_coef": 0.0,
+}  # fmt: skip
 
-# name: (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, value_expansion)
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "value_expansion")
 _SHAPES = {
     # sizes for training from scratch, with the proportions of the paper
     "tiny": (128, 4, 2, 384, 2.0),
@@ -65,20 +63,19 @@ _LEARNS_BEST = {
 
 
 @strict
-class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
+class RetNetConfig(ConfigMixin, PreTrainedConfig):
     r"""Configuration of a RetNet (arXiv 2307.08621). The defaults describe the 1.3B checkpoint of fla-hub.
 
     A `config.json` of flash-linear-attention, torchscale or syncdoth can be read without changes: its keys are translated.
     It is saved with the field names below.
 
     Args:
-        vocab_size (`int`): number of tokens.
-        hidden_size (`int`): width of the residual stream.
+        vocab_size (`int`): number of tokens. hidden_size (`int`): width of the residual stream.
         num_hidden_layers (`int`): number of blocks.
         num_attention_heads (`int`): query heads, each with its own decay. Alias `num_heads`.
         num_key_value_heads (`int`, *optional*): number of key and value heads, a divisor of `num_attention_heads` and by
-            default equal to it. Alias `num_kv_heads`. In a layer where all query heads of each key/value head have equal
-            decays, these query heads share one matrix of the state, so the state is smaller.
+            default equal to it. Alias `num_kv_heads`. In a layer where the query heads of each key/value head have equal
+            decays, they share one matrix of the state.
         intermediate_size (`int`, *optional*): width of the feed-forward; by default two thirds of `hidden_ratio` (2) times
             the hidden size, rounded up to a multiple of 256.
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
@@ -87,8 +84,8 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         decay_schedule (`str`, `list[float]` or `list[list[float]]`): γ of each head: "power_of_two", 1 - 2^(-5-i) (equation
             8 of the paper); "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (the paper's training runs); "geometric",
             exp(-1/τ), where τ grows by a constant factor from head to head (the named sizes for training from scratch;
-            docs/results.md says why); "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1 (a Linear Transformer); a
-            list with one number in (0, 1] per head; or one list per layer.
+            docs/results.md says why); "alibi", exp(-2^(-8(i+1)/H)), the slopes of ALiBi (arXiv 2108.12409); "none", 1 (a
+            Linear Transformer); a list with one number in (0, 1] per head; or one list per layer.
         decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens; or one pair per layer.
             A single head has the geometric mean of both.
         use_rotary (`bool`): whether queries and keys are rotated by position (RoPE, or xPos without magnitudes).
@@ -98,8 +95,7 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
             with the parameters that transformers defines for it; and `partial_rotary_factor` (1), the share of a head's
             pairs that is rotated, from the first on.
         qkv_bias (`bool`): whether the projections to queries, keys and values have biases, as in Qwen2.
-        use_qk_norm (`bool`): whether each head's queries and keys pass an RMS norm before they are rotated, with weights
-            that all heads share, as in Qwen3.
+        use_qk_norm (`bool`): whether queries and keys pass an RMS norm by head before rotation, with shared weights (Qwen3).
         use_output_gate (`bool`), output_gate_act (`str`): whether retention has an output gate, and its activation.
         use_head_norm (`bool`), head_norm_affine (`bool`): whether each head's output passes an RMS norm, and whether that
             norm has a weight, shared by all heads. Alias of `head_norm_affine`: `elementwise_affine`.
@@ -112,27 +108,23 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         residual_multiplier (`float`): factor on the residual stream when a branch is added to it (DeepNet's alpha).
         bidirectional (`bool`): whether tokens also see later tokens, with decay γ^|n-m|, in an encoder without a state.
         rms_norm_eps (`float`): epsilon of every norm. Alias `norm_eps`.
-        hidden_dropout (`float`), activation_dropout (`float`): dropout on embeddings and branches, and inside the
-            feed-forward.
+        hidden_dropout (`float`), activation_dropout (`float`): dropout on embeddings and branches, and in the feed-forward.
         initialization (`str`): "xavier", the paper's (gain 2^-2.5 for q, k, v and gate, 2^-1 for the output projection);
             "deepnet", the same divided by (8 L)^(1/4) for values, output projection and feed-forward; "normal",
-            N(0, initializer_range) everywhere; "fan_in", U(-1/√n, 1/√n) for matrices with n columns, and 1/√3, their
-            standard deviation times √n, for norms of queries and keys of retention. Together with `use_embedding_norm`,
-            "fan_in" lets small models learn fastest.
+            N(0, initializer_range) everywhere; "fan_in", U(-1/√n, 1/√n) for matrices with n columns, and 1/√3 for norms of
+            queries and keys of retention: with `use_embedding_norm`, small models learn fastest.
         initializer_range (`float`): standard deviation of embeddings, of heads unless "fan_in", of all matrices if "normal".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; by default chosen from the head sizes.
         kernels (`str`): implementation of retention on a GPU: "auto", kernels of this package if they support the device of
-            a call; "torch", operations of PyTorch; or "triton", kernels of this package. PyTorch computes
-            calls that the kernels do not cover, fail on or compute wrongly. Read when a model is created; the environment
-            variable RETNET_HF_KERNELS overrides it.
+            a call; "torch", PyTorch; or "triton", kernels of this package. PyTorch computes calls that the kernels do not
+            cover, fail on or compute wrongly. Read when a model is created. The variable RETNET_HF_KERNELS overrides it.
         max_position_embeddings (`int`, *optional*): sequence length of training, for tools that read it. It limits nothing.
             The attribute exists only if it is passed.
         tie_word_embeddings (`bool`), use_cache (`bool`), pad_token_id, bos_token_id, eos_token_id: as in transformers.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: if a value has the wrong type or is not allowed. The message names the
-            field, the value and what is allowed.
+        huggingface_hub.errors.StrictDataclassError: names a field of the wrong type or value, the value and what is allowed.
         ValueError: for an unknown name, and for an option of another library's config.json without a counterpart here.
 
     Example:
@@ -146,6 +138,7 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     model_type = "retnet"
     is_hybrid = False
+    _presets = {name: dict(zip(_SIZES, shape)) for name, shape in _SHAPES.items()}
     keys_to_ignore_at_inference = ["past_key_values", "cache"]
     attribute_map = {
         "num_heads": "num_attention_heads",
@@ -203,41 +196,25 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
 
     @classmethod
-    def presets(cls) -> tuple[str, ...]:
-        """Returns the names that `from_preset` accepts."""
-        return tuple(_SHAPES)
-
-    @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "RetNetConfig":
         """Returns the configuration of a named size. Any field may be overridden.
 
         Raises:
             ValueError: for an unknown name.
         """
-        if name not in _SHAPES:
-            raise ValueError(f"preset must be one of {', '.join(_SHAPES)}, got {name!r}.")
-        sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "value_expansion")
-        fields = dict(zip(sizes, _SHAPES[name], strict=True))
+        sizes, fields = cls._presets.get(name, {}) | overrides, {}
         if name in _FROM_SCRATCH:
-            layers = overrides.get("num_hidden_layers", fields["num_hidden_layers"])
-            fields |= _LEARNS_BEST | cls._learns_best_by_layer(layers, overrides)
+            fields = _LEARNS_BEST | cls._learns_best_by_layer(sizes["num_hidden_layers"], overrides)
         elif name in ("1.3B", "2.7B", "6.7B"):
-            fields |= {"use_gated_mlp": False, "hidden_act": "gelu", "decay_schedule": "log_linear"}
-        elif name.startswith("torchscale"):
-            fields |= {
-                "rotary_endpoint": True,
-                "head_norm_affine": False,
-                "embedding_multiplier": math.sqrt(overrides.get("hidden_size", fields["hidden_size"])),
-            }
-        return cls(**(fields | overrides))
+            fields = {"use_gated_mlp": False, "hidden_act": "gelu", "decay_schedule": "log_linear"}
+        elif name in cls._presets:
+            fields = {"rotary_endpoint": True, "head_norm_affine": False}
+            fields["embedding_multiplier"] = math.sqrt(sizes["hidden_size"])
+        return super().from_preset(name, **(fields | overrides))
 
     @classmethod
     def _learns_best_by_layer(cls, layers: int, overrides: dict[str, Any]) -> dict[str, Any]:
-        """Returns the fields of the presets for training from scratch that differ from layer to layer.
-
-        Args:
-            overrides: the fields that the caller gives.
-        """
+        """Returns the fields of presets for training from scratch that differ from layer to layer, unless in `overrides`."""
         # Ranges grow by constant factors, from (1, 32) tokens in the first layer to (2, 512) in the last.
         shares = (layer / max(layers - 1, 1) for layer in range(layers))
         ranges = [[round(2**share, 3), round(32 * 16**share, 3)] for share in shares]
@@ -306,43 +283,40 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     def _tensor_parallel_plan(self) -> dict[str, str]:
         """Returns how tensor parallelism splits the weights of a model with this configuration."""
-        plan = self._tensor_parallel_mixer("retention", self.use_output_gate, self._norms_of_heads())
+        plan = self._tensor_parallel_mixer("retention", self.use_output_gate, self.use_qk_norm)
+        if self.use_head_norm and self.head_norm_affine:
+            plan["layers.*.retention.head_norm"] = "replicated_with_grad_allreduce"
         plan |= {f"layers.*.mlp.{name}": "colwise" for name in (["gate_proj"] if self.use_gated_mlp else []) + ["up_proj"]}
         return plan | {"layers.*.mlp.down_proj": "rowwise"}
 
-    def _tensor_parallel_mixer(self, mixer: str, gated: bool, norms: list[str]) -> dict[str, str]:
-        """Returns the part of the plan for a token mixer. `norms` names modules that are replicated on every rank."""
-        columns = ["q_proj", "k_proj", "v_proj"] + (["g_proj"] if gated else [])
-        norms = (["q_norm", "k_norm"] if self.use_qk_norm else []) + norms
-        plan = {f"layers.*.{mixer}.{name}": "colwise" for name in columns}
-        plan |= {f"layers.*.{mixer}.{name}": "replicated_with_grad_allreduce" for name in norms}
-        return plan | {f"layers.*.{mixer}.o_proj": "rowwise"}
-
-    def _norms_of_heads(self) -> list[str]:
-        """Returns the names of head norms with weights, which are replicated on every rank."""
-        return ["head_norm"] if self.use_head_norm and self.head_norm_affine else []
+    def _tensor_parallel_mixer(self, mixer: str, gated: bool, normed: bool) -> dict[str, str]:
+        """Returns the part of the plan for a token mixer."""
+        styles = dict.fromkeys((f"{name}_proj" for name in ("qkvg" if gated else "qkv")), "colwise")
+        styles |= dict.fromkeys(("q_norm", "k_norm") if normed else (), "replicated_with_grad_allreduce")
+        return {f"layers.*.{mixer}.{name}": style for name, style in (styles | {"o_proj": "rowwise"}).items()}
 
     def validate_rope(self) -> None:
         """Checks what a state requires of `rope_parameters`, then runs the checks of transformers."""
-        check, given = FieldChecks(self), self.rope_parameters or {}
+        given = self.rope_parameters or {}
         rope_type, theta = given.get("rope_type", "default"), given.get("rope_theta", 10000.0)
         factor = given.get("partial_rotary_factor", 1.0)
-        turning = int(self.head_dim * factor) if isinstance(factor, (int, float)) and 0 < factor <= 1 else 0
-        for condition, allowed in (
-            (isinstance(theta, (int, float)) and theta >= 1, "a rope_theta of at least 1"),
-            (
-                rope_type in ROPE_TYPES,
-                f"a rope_type of {', '.join(ROPE_TYPES)} (positions are unlimited here, and frequencies that change with "
-                "the text's length would not match the state)",
-            ),
-            (rope_type == "default" or not self.rotary_endpoint, "the rope_type default, since rotary_endpoint is True"),
-            (
-                not self.use_rotary or self.head_dim % 2 == 1 or (turning >= 2 and turning % 2 == 0),
-                "a partial_rotary_factor in (0, 1] such that an even number, 2 or more, of the elements in a query head "
-                f"({self.head_dim}) are rotated",
-            ),
-        ):
-            check.require(condition, "rope_parameters", f"a dict with {allowed}")
+        rotated = int(self.head_dim * factor) if isinstance(factor, (int, float)) and 0 < factor <= 1 else 0
+
+        def require(condition: bool, allowed: str) -> None:
+            self._require(condition, "rope_parameters", f"a dict with {allowed}")
+
+        require(isinstance(theta, (int, float)) and theta >= 1, "a rope_theta of at least 1")
+        require(
+            rope_type in ROPE_TYPES,
+            f"a rope_type of {', '.join(ROPE_TYPES)} (positions are unlimited here, and frequencies that change with "
+            "the text's length would not match the state)",
+        )
+        require(rope_type == "default" or not self.rotary_endpoint, "the rope_type default, since rotary_endpoint is True")
+        require(
+            not self.use_rotary or self.head_dim % 2 == 1 or (rotated >= 2 and rotated % 2 == 0),
+            "a partial_rotary_factor in (0, 1] such that an even number, 2 or more, of the elements in a query head "
+            f"({self.head_dim}) are rotated",
+        )
         super().validate_rope()
 
     @property
@@ -360,10 +334,7 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         return self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.value_head_dim
 
     def mixer_options(self, layer: int) -> tuple[bool, float | None]:
-        """Returns whether a layer's queries, keys and values have biases, and the epsilon of the norms of queries and keys.
-
-        The epsilon is None if there are no norms.
-        """
+        """Returns whether queries, keys and values have biases, and the epsilon of the norms of queries and keys or None."""
         return self.qkv_bias, self.rms_norm_eps if self.use_qk_norm else None
 
     @property
@@ -374,9 +345,8 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     def decays(self, layer: int = 0) -> list[float]:
         """Returns γ of each head of a layer, in double precision."""
-        schedule, span = (
-            stated[layer] if isinstance(stated[0], list) else stated for stated in (self.decay_schedule, self.decay_range)
-        )
+        stated = (self.decay_schedule, self.decay_range)
+        schedule, span = (each[layer] if isinstance(each[0], list) else each for each in stated)
         return scheduled_decays(schedule, self.num_attention_heads, span)
 
     def arrange(self, order: list[int]) -> None:
@@ -389,8 +359,7 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     def shares_states(self, layer: int) -> bool:
         """Returns whether all query heads of a key/value head have equal decays and so share a matrix of the state."""
-        groups = self.num_key_value_heads
-        served, decays = self.num_attention_heads // groups, self.decays(layer)
+        served, decays = self.num_attention_heads // self.num_key_value_heads, self.decays(layer)
         return served > 1 and all(len(set(decays[head : head + served])) == 1 for head in range(0, len(decays), served))
 
     def state_heads(self, layer: int) -> int:
@@ -418,58 +387,37 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Checks that each field has an allowed value and that the fields fit each other. Called by `@strict` validation."""
-        check = FieldChecks(self)
-        check.positive_integer("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        check.require(self.chunk_size is None or self.chunk_size > 0, "chunk_size", "a positive integer or None")
-        heads = self.num_attention_heads
-        check.require(
-            0 < self.num_key_value_heads <= heads and heads % self.num_key_value_heads == 0,
-            "num_key_value_heads",
-            f"a divisor of num_attention_heads ({heads})",
-        )
+        heads, layers = self.num_attention_heads, self.num_hidden_layers
+        self._require_all("a positive integer", "vocab_size", "hidden_size", "num_hidden_layers")
+        self._require_all("a positive integer", "num_attention_heads", "intermediate_size")
+        self._require_all("a positive integer or None", "chunk_size")
+        divides = 0 < self.num_key_value_heads <= heads and heads % self.num_key_value_heads == 0
+        self._require(divides, "num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
             size = self.hidden_size * getattr(self, field)
-            check.require(
+            self._require(
                 size > 0 and abs(size - round(size)) < 1e-6 and round(size) % heads == 0,
                 field,
                 f"such that hidden_size ({self.hidden_size}) times it is a multiple of num_attention_heads ({heads}), "
                 f"because all heads have {what} of one size",
             )
-        check.require(
-            not self.use_rotary or self.head_dim % 2 == 0,
-            "key_expansion",
-            f"such that the size of a query head ({self.head_dim}) is even, since use_rotary is True",
-        )
+        allowed = f"such that the size of a query head ({self.head_dim}) is even, since use_rotary is True"
+        self._require(not self.use_rotary or self.head_dim % 2 == 0, "key_expansion", allowed)
         positions = getattr(self, "max_position_embeddings", 1)
-        check.require(
-            isinstance(positions, int) and positions > 0, "max_position_embeddings", "a positive integer, or absent"
-        )
-        check.one_of("retention_form", FORMS)
-        check.one_of("kernels", KERNELS)
-        check.one_of("norm_position", ("pre", "post"))
-        check.one_of("initialization", INITIALIZATIONS)
-        check.activation("hidden_act", "output_gate_act", "feature_map")
-        check.rate("hidden_dropout", "activation_dropout")
-        check.positive("rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
-        layers = self.num_hidden_layers
-        if isinstance(self.decay_schedule, list) and any(isinstance(entry, list) for entry in self.decay_schedule):
-            check.require(
-                len(self.decay_schedule) >= layers
-                and all(
-                    isinstance(decays, list) and len(decays) == heads and all(0 < decay <= 1 for decay in decays)
-                    for decays in self.decay_schedule
-                ),
-                "decay_schedule",
-                f"one list per layer (num_hidden_layers is {layers}) of num_attention_heads ({heads}) numbers in (0, 1]",
-            )
-        else:
-            check.decay_schedule(DECAY_SCHEDULES)
-        check.decay_range(layers)
-        check.require(
-            not isinstance(self.feature_map, list) or len(self.feature_map) >= layers,
-            "feature_map",
-            f"one name, or a list with one name for each layer (num_hidden_layers is {layers})",
-        )
+        valid = isinstance(positions, int) and positions > 0
+        self._require(valid, "max_position_embeddings", "a positive integer, or absent")
+        self._require_one_of("retention_form", FORMS)
+        self._require_one_of("kernels", KERNELS)
+        self._require_one_of("norm_position", ("pre", "post"))
+        self._require_one_of("initialization", INITIALIZATIONS)
+        self._check_activation("hidden_act", "output_gate_act", "feature_map")
+        self._require_all("in [0, 1)", "hidden_dropout", "activation_dropout")
+        self._require_all("positive", "rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
+        self._check_decay_schedule(layers)
+        self._check_decay_range(layers)
+        named = not isinstance(self.feature_map, list) or len(self.feature_map) >= layers
+        allowed = f"one name, or a list with one name for each layer (num_hidden_layers is {layers})"
+        self._require(named, "feature_map", allowed)
 
 
 __all__ = ["RetNetConfig"]

@@ -37,18 +37,13 @@ def captured_steps(model: GenerationMixin, *call: Any) -> AbstractContextManager
 
 def register_causal(model_class: type) -> None:
     """Registers a class in the table by which Trainer decides whether label smoothing shifts the labels."""
-    name = model_class.__name__
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(f"{model_class.__module__}.{name}", name)
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(f"{model_class.__module__}.{model_class.__name__}", model_class.__name__)
 
 
 class EndedRows(StoppingCriteriaList):
-    """Stopping criteria that record which rows of a batch have ended. transformers fills these rows with padding tokens.
+    """Stopping criteria that record which rows of a batch have ended. transformers fills these rows with padding tokens."""
 
-    Attributes:
-        before_last: (B,) bool, the rows that had ended before the last token; None as long as no row has ended.
-    """
-
-    before_last: Tensor | None = None
+    before_last: Tensor | None = None  # (B,) bool, rows that had ended before the last token; None until a row has ended
     _ended: tuple[Tensor, Tensor] | None = None  # (B,) bool, and whether any row has ended, on the host
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
@@ -97,16 +92,16 @@ class RetNetGeneration(GenerationMixin):
                 "the device of the layers."
             )
         given = model_kwargs.get(CACHE)
-        if generation_mode == GenerationMode.ASSISTED_GENERATION and RetNetState.length_of(given):
+        past = RetNetState.length_of(given)
+        if generation_mode == GenerationMode.ASSISTED_GENERATION and past:
             raise ValueError(
                 "cache must be empty or absent for assisted decoding, because transformers then reads the whole "
-                f"prompt again. The state has already read {RetNetState.length_of(given)} tokens."
+                f"prompt again. The state has already read {past} tokens."
             )
         super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
-        cache = model_kwargs.get(CACHE)
         if given is not None:
             install_retention_layers(given, self.config)
-        elif cache is not None:
+        elif model_kwargs.get(CACHE) is not None:
             state = RetNetState(self.config, compileable=implementation is not None and "static" in implementation)
             if generation_config.is_assistant:
                 state.activate_past_recording()
@@ -116,9 +111,9 @@ class RetNetGeneration(GenerationMixin):
         """Samples as in transformers, with captured decode steps where possible. Ended rows leave their states unchanged."""
         if len(input_ids) > 1 and any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria):
             model_kwargs["ended_rows"] = stopping_criteria = EndedRows(stopping_criteria)
-        options = {"stopping_criteria": stopping_criteria, "generation_config": generation_config}
+        model_kwargs |= {"stopping_criteria": stopping_criteria, "generation_config": generation_config}
         with captured_steps(self, model_kwargs.get(CACHE), input_ids, generation_config):
-            return super()._sample(input_ids, *args, **options, **model_kwargs)
+            return super()._sample(input_ids, *args, **model_kwargs)
 
     @functools.wraps(GenerationMixin.prepare_inputs_for_generation)
     def prepare_inputs_for_generation(self, *args, ended_rows: EndedRows | None = None, **kwargs) -> dict[str, Any]:
@@ -170,10 +165,7 @@ class RetNetGeneration(GenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(
-        config: PreTrainedConfig,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor | None,
-        **kwargs,
+        config: PreTrainedConfig, inputs_embeds: Tensor, attention_mask: Tensor | None, **kwargs
     ) -> Tensor | None:
         """Returns the mask (B, T) of the new tokens. The state needs no mask for tokens read before."""
         if attention_mask is None:

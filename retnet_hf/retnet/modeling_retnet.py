@@ -1,16 +1,16 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """RetNet: a transformer with retention instead of attention (arXiv 2307.08621).
 
-Read from top to bottom: the feed-forward, the layer, the model, its heads. retention_mixer.py has the token mixer.
-Each call computes one plan (plan.py) for all layers, in training, prefill and decoding.
+Read from top to bottom: decays, rotation, the token mixer (equation 8), the feed-forward, the layer, the model, its heads.
+Each call makes one plan (plan.py) for all layers, in training, prefill and decoding. The layers call `Plan.retain`, which
+reads and writes the state (retention_state.py) and computes retention (retention_forms.py).
 
-Shapes in comments: B batch, T tokens, H heads, D hidden size.
+Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V value size, D hidden size.
 """
 
 import copy
 import functools
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -42,20 +42,185 @@ from ..arguments.call_arguments import cache_of_call, require_known_arguments, w
 from ..hub.loading import SharedLoading
 from ..hub.saving import SavedWithCard
 from ..modules.captured_steps import replayed
-from ..modules.computed_buffers import ComputedBuffer
+from ..modules.computed_buffers import ComputedBuffer, HeadDecay, integer_frequencies, rotary_frequencies
 from ..modules.layers import RetNetRMSNorm, init_weights, projection
 from ..ops.gradients import mean_cross_entropy
-from ..ops.kernels import kernels_found_right, kernels_of_parts, load_kernels
+from ..ops.kernels import kernels_found_right, kernels_of_call, load_kernels
 from ..ops.layout import Layout, layout_of
-from ..ops.plan import Plan
-from ..ops.retention_forms import form_of_call, needs_autograd
-from ..state.retention_state import RetNetState, UpdatedOnce, computes_layers_again, first_in_use, past_of_call
+from ..ops.plan import Plan, Rotation
+from ..ops.retention_forms import default_chunk_size, form_of_call, needs_autograd
+from ..state.retention_state import (
+    RetNetState,
+    RetNetStateLayer,
+    UpdatedOnce,
+    computes_layers_again,
+    first_in_use,
+    past_of_call,
+)
 from ..state.state_file import first_tokens_of
 from .configuration_retnet import RetNetConfig
-from .decay_and_rotation import PlansRetention, RetNetDecay
 from .generation_retnet import CACHE, RetNetGeneration
 from .long_sequences import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
-from .retention_mixer import RetNetRetention, RetNetTokenMixer
+
+
+class RetNetDecay(HeadDecay):
+    """ln γ of every head of every layer.
+
+    Attributes:
+        rank_share: this rank and the number of ranks among which tensor parallelism splits the heads.
+    """
+
+    rank_share: tuple[int, int] = (0, 1)
+
+    def __init__(self, config: RetNetConfig) -> None:
+        layers = range(config.num_hidden_layers)
+        self.heads_per_state = [config.num_attention_heads // config.state_heads(layer) for layer in layers]
+        super().__init__([config.decays(layer) for layer in layers] if config.has_decays_per_layer else config.decays())
+
+    def of_layers(self, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+        """Returns ln γ (M,) of each layer on this rank: one value for each matrix of the state."""
+        (rank, ranks), layers = self.rank_share, []
+        log_decay = self.log_decay.to(device).to(torch.promote_types(dtype, torch.float32)) * 2**-56  # (H,), or (layers, H)
+        for layer, step in enumerate(self.heads_per_state):
+            if log_decay.dim() == 1 and layer > 0 and step == self.heads_per_state[0]:
+                layers.append(layers[0])
+            else:
+                own = log_decay if log_decay.dim() == 1 else log_decay[layer]
+                layers.append(own[::step].chunk(ranks)[rank])
+        return layers
+
+
+class RetNetRotaryEmbedding(ComputedBuffer):
+    """Computes cosines and sines of position times frequency, exact at any position: see `computed_buffers.py`."""
+
+    COMPUTED = "frequency"
+
+    def __init__(self, config: RetNetConfig, head_dim: int | None = None) -> None:
+        super().__init__()
+        self.config, self.head_dim = config, head_dim or config.head_dim
+        self.frequency = nn.Buffer(self.compute(), persistent=False)
+
+    def compute(self, device: torch.device | None = None) -> Tensor:
+        """Returns the frequencies of a head's pairs, (K/2,) int64."""
+        frequency, self.attention_scaling = rotary_frequencies(self.config, self.head_dim)
+        return integer_frequencies(frequency, device)
+
+    def forward(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin, (B|1, 1, T, K/2), float32 or wider, for positions (B|1, T) int64."""
+        phase = position[:, None, :, None] * self.frequency.to(position.device)
+        angle = phase.to(torch.promote_types(dtype, torch.float32)) * (2 * math.pi / 2**64)
+        if self.attention_scaling != 1.0:
+            return angle.cos() * self.attention_scaling, angle.sin() * self.attention_scaling
+        return angle.cos(), angle.sin()
+
+
+class PlansRetention:
+    """Mixin of a module that plans its calls of retention. It holds decays, a rotation, kernels and sizes."""
+
+    def prepare_plans(self, config: RetNetConfig) -> None:
+        self.decay = RetNetDecay(config)
+        self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
+        self.kernels = load_kernels(config.kernels)
+        self.head_dims = config.head_dim, config.value_head_dim  # compilers may treat config fields as symbols
+        self.chunk_size = config.chunk_size or default_chunk_size(*self.head_dims)
+        self.scaling = config.head_dim**-0.5
+
+    def plan_of_layout(
+        self,
+        layout: Layout,
+        log_decays: list[Tensor],
+        form: str,
+        dtype: torch.dtype,
+        with_final: bool,
+        maps: bool = False,
+        plan_class: type[Plan] = Plan,
+    ) -> Plan:
+        """Returns the plan of a call with hidden states of `dtype`. Other arguments as in `Plan`."""
+        config, matrices = self.config, log_decays[0].numel()
+        heads = matrices * self.decay.heads_per_state[0]  # on this rank
+        groups = max(1, heads * config.num_key_value_heads // config.num_attention_heads)
+        sizes = heads, groups, matrices, *self.head_dims, self.chunk_size, config.bidirectional
+        kernels = kernels_of_call(self.kernels, layout, dtype, sizes)
+        options = {"with_final": with_final, "bidirectional": config.bidirectional, "maps": maps, "kernels": kernels}
+        return plan_class(layout, functools.partial(self.rotation, dtype), log_decays, form, self.chunk_size, **options)
+
+    def rotation(self, dtype: torch.dtype, position: Tensor, **options: Any) -> Rotation:
+        """Returns the rotation for positions (B|1, T) in retention layers. Options as in `Rotation`."""
+        return Rotation(None if self.rotary is None else self.rotary(position, dtype), self.scaling, **options)
+
+
+class RetNetTokenMixer(nn.Module):
+    """Base class of token mixers: projections to queries, keys, values and gate, and the output projection.
+
+    Args:
+        gate_act: activation of the output gate; None for no gate.
+        gain, output_gain: gains of the initialisation of the projections to heads, and of the output projection.
+    """
+
+    def __init__(
+        self, config: RetNetConfig, layer_idx: int, gate_act: str | None, gain: float = 1.0, output_gain: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        heads, groups, self.head_dim, self.value_head_dim = config.mixer_sizes(layer_idx)
+        self.num_key_value_groups = heads // groups
+        hidden_size, values = config.hidden_size, heads * self.value_head_dim
+        bias, norm_eps = config.mixer_options(layer_idx)
+        self.q_proj = projection(hidden_size, heads * self.head_dim, gain, on_value_path=False, bias=bias)
+        self.k_proj = projection(hidden_size, groups * self.head_dim, gain, on_value_path=False, bias=bias)
+        self.v_proj = projection(hidden_size, groups * self.value_head_dim, gain, bias=bias)
+        self.g_proj = None if gate_act is None else projection(hidden_size, values, gain, on_value_path=False)
+        self.o_proj = projection(values, hidden_size, output_gain)
+        self.gate_fn = None if gate_act is None else ACT2FN[gate_act]
+        self.q_norm = self.k_norm = self.feature_map = None
+        if norm_eps is not None:
+            self.q_norm, self.k_norm = (RetNetRMSNorm(self.head_dim, norm_eps) for _ in range(2))
+
+    def operands(self, hidden_states: Tensor, plan: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns rotated queries (B, H, T, K), rotated keys (B, G, T, K), and values (B, G, T, V) of (B, T, D)."""
+        shape = (*hidden_states.shape[:-1], -1)  # (B, T, heads)
+        query = self.q_proj(hidden_states).view(*shape, self.head_dim).transpose(1, 2)
+        key = self.k_proj(hidden_states).view(*shape, self.head_dim).transpose(1, 2)
+        value = self.v_proj(hidden_states).view(*shape, self.value_head_dim).transpose(1, 2)
+        if self.q_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if self.feature_map is not None:
+            query, key = self.feature_map(query), self.feature_map(key)
+        return *plan.rotate(query, key), value
+
+
+class RetNetRetention(RetNetTokenMixer):
+    """Gated multi-scale retention, equation 8 of the paper:
+
+    head_i = Retention(X, γ_i),    Y = HeadNorm(head_1, …, head_H),    MSR(X) = (swish(X W_G) ⊙ Y) W_O
+    """
+
+    def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
+        gate_act = config.output_gate_act if config.use_output_gate else None
+        super().__init__(config, layer_idx, gate_act, gain=2**-2.5, output_gain=2**-1)
+        self.kernels = load_kernels(config.kernels)
+        feature_map = config.feature_map_of(layer_idx)
+        self.feature_map = None if feature_map is None else ACT2FN[feature_map]
+        for norm in filter(None, (self.q_norm, self.k_norm)):
+            norm.follows_projection = True  # softmax attention needs larger queries and keys
+        self.head_norm = nn.Identity()
+        if config.use_head_norm:
+            self.head_norm = RetNetRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
+
+    def forward(
+        self, hidden_states: Tensor, plan: Plan, state: Cache | None = None, **kwargs: Unpack[TransformersKwargs]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the plan computes it."""
+        past = None if state is None else state.layers[self.layer_idx]
+        query, key, value = self.operands(hidden_states, plan)
+        output, maps = plan.retain(self.layer_idx, query, key, value, past)  # (B, H, T, V)
+        if self.g_proj is None:
+            output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
+        else:
+            gate = self.g_proj(hidden_states)
+            output = kernels_found_right(self.kernels, gate).normed_gate(output, self.head_norm, gate, self.gate_fn)
+        return self.o_proj(output), maps
 
 
 class RetNetMLP(nn.Module):
@@ -289,13 +454,12 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
 
     def read(self, hidden_states: Tensor, plans: list[Plan], state: Cache | None, **kwargs) -> Tensor:
         """Returns the output (B, T, D) of all layers and the final norm for embedded tokens (B, T, D)."""
-        if state is not None and computes_layers_again(self):
-            state = UpdatedOnce(state)
-        layout = next((plan.layout for plan in plans if isinstance(plan, Plan)), None)
-        together = layout is not None and state is not None and not torch.compiler.is_compiling()
-        with layout.advancing_together() if together else nullcontext():
-            for layer, plan in zip(self.layers, plans):
-                hidden_states = layer(hidden_states, plan=plan, state=state, **kwargs)
+        held = UpdatedOnce(state) if state is not None and computes_layers_again(self) else state
+        for layer, plan in zip(self.layers, plans):
+            hidden_states = layer(hidden_states, plan=plan, state=held, **kwargs)
+        pasts = [] if state is None else [past for past in state.layers if isinstance(past, RetNetStateLayer)]
+        if pasts := [past for past in pasts if past.is_initialized and past.rows is None]:
+            next(plan.layout for plan in plans if isinstance(plan, Plan)).advance_(pasts)
         return self.norm(hidden_states)
 
     def plan(
@@ -323,26 +487,21 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         layers = None if cache is None else cache.layers
         past = None if layers is None else first_in_use(layers)
         maps = config.output_attentions if output_attentions is None else output_attentions
-        form = form_of_call(retention_form or config.retention_form, maps)
+        form, plan_class = form_of_call(retention_form or config.retention_form, maps), Plan
         is_wide = past is not None and past.is_initialized and past.dtype == torch.float64  # the precision of a state lasts
         decays = self.decay.of_layers(torch.float64 if is_wide else dtype, device)
         call = (batch, length), device, attention_mask, position_ids
-        packed = past is not None and past.is_initialized and kwargs.get("cu_seq_lens_q") is not None
-        if self.context is None and not packed:
-            layout = layout_of(*call, past, **kwargs) if layout is None else layout
-            return [self.plan_of_layout(layout, decays, form, dtype, past is not None, maps)] * config.num_hidden_layers
-        options = {
-            "rotation": functools.partial(self.rotation, dtype=dtype),
-            "log_decays": decays,
-            "chunk_size": self.chunk_size,
-            "kernels_of": functools.partial(kernels_of_parts, self.kernels, device, dtype, self.kernel_sizes(decays[0])),
-        }
-        options |= {"retention_form": retention_form, "output_attentions": maps, **kwargs}
+        options = {"retention_form": retention_form, "output_attentions": maps, **kwargs}
         if self.context is not None:
-            return [self.context.plan(past, *call, **options)] * config.num_hidden_layers
-        from ..state.packed_documents import plan_of_documents  # for serving engines; is not saved with a model's code
+            form, plan_class, layout = "chunkwise", self.context.plan_class, self.context.layout(past, *call, **options)
+        elif past is not None and past.is_initialized and kwargs.get("cu_seq_lens_q") is not None:
+            from ..state.packed_documents import PackedPlan, continued_layout  # for serving engines; do not travel
 
-        return [plan_of_documents(config, layers, *call, **options)] * config.num_hidden_layers
+            plan_class, layout = PackedPlan, continued_layout(config, layers, self.chunk_size, *call, **options)
+        elif layout is None:
+            layout = layout_of(*call, past, **kwargs)
+        plan = self.plan_of_layout(layout, decays, form, dtype, past is not None, maps, plan_class)
+        return [plan] * config.num_hidden_layers
 
 
 class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin):

@@ -13,8 +13,7 @@ from ..state.retention_state import RetNetState
 from ..state.state_file import first_tokens_of
 from ..state.stream_state import StreamState, check_call, part_of
 from .configuration_retnet import RetNetConfig
-from .decay_and_rotation import PlansRetention
-from .retention_mixer import RetNetRetention
+from .modeling_retnet import PlansRetention, RetNetRetention
 
 
 # Fields of RetNetConfig that a retention layer reads.
@@ -124,6 +123,7 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
             TypeError: for something else than a state.
         """
         config, own = self.config, part_of(state, self, RetNetState)
+        past = None if own is None else own.layers[0]
         if config.bidirectional and state is not None:
             raise ValueError("state must be None in a bidirectional layer, because tokens also see later tokens.")
         check_call(hidden_states, config.hidden_size, -1 if own is None else own.batch_size, mask, documents)
@@ -135,16 +135,17 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
             state.require_weights(self, alone=True)  # StreamState compares the weights of a whole model
         if mask is not None:
             hidden_states = hidden_states.masked_fill(mask[..., None] == 0, 0)  # absent tokens may hold nan
-        past = None if own is None else own.layers[0]
         device, dtype = hidden_states.device, hidden_states.dtype
         layout = layout_of(tuple(hidden_states.shape[:2]), device, mask, past=past, seq_idx=documents)
-        is_wide = past is not None and past.is_initialized and past.dtype == torch.float64  # the precision of a state lasts
+        continues = past is not None and past.is_initialized
+        is_wide = continues and past.dtype == torch.float64  # the precision of a state lasts
         decays = self.decay.of_layers(torch.float64 if is_wide else dtype, device)
         form = form_of_call(config.retention_form, False)
-        plan = self.plan_of_layout(layout, decays, form, dtype, state is not None, False)
-        begins = own is not None and not own.layers[0].is_initialized
+        plan = self.plan_of_layout(layout, decays, form, dtype, state is not None)
         output, _ = super().forward(hidden_states, plan, own)
-        if begins:
+        if own is not None:
+            layout.advance_(own.layers)
+        if own is not None and not continues:
             inputs = {"hidden_states": hidden_states, "mask": mask, "documents": documents}
             own.first_tokens = first_tokens_of(self, output, mask, **inputs)
         return output, state

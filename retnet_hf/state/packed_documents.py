@@ -4,20 +4,18 @@
 Serving engines call a model this way. Shapes as in `retention_packed.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..ops.kernels import TORCH, Kernels
-from ..ops.layout import Layout, OnDevice, checked_offsets, checked_positions
-from ..ops.operators import of_each_decay
-from ..ops.plan import MakeRotation, Plan, rotation_options
-from ..ops.retention_forms import step_decay
+from ..ops.kernels import TORCH
+from ..ops.layout import Layout, checked_offsets, checked_positions
+from ..ops.plan import Plan
 from ..ops.retention_packed import PackedDocuments, packed_documents, packed_step_, retention_of_documents
-from .retention_state import StateLayer, first_in_use, require_retention_alone
+from .retention_state import RetNetStateLayer, StateLayer, first_in_use, require_retention_alone
 
 
 class PackedLayout(Layout):
@@ -30,6 +28,8 @@ class PackedLayout(Layout):
         position: (1, T). document_position: (D,) position that follows each document.
     """
 
+    in_parts = True
+
     def __init__(
         self,
         documents: PackedDocuments,
@@ -40,68 +40,50 @@ class PackedLayout(Layout):
     ) -> None:
         super().__init__(position, position + 1, continues=True)
         self.documents, self.rows, self.begins, self.document_position = documents, rows, begins, document_position
-        self.tokens = documents.longest
+        self.tokens, self.is_step = documents.longest, documents.longest == 1
 
-    def advance_(self, next_position: Tensor, length: Tensor) -> None:
-        """Updates position and length as in `Layout`. With rows, the length becomes the largest next position."""
-        if self.rows is None:
-            next_position.copy_(self.document_position)
-            length.add_(self.tokens)
+    def advance_(self, layers: Sequence[StateLayer]) -> None:
+        """Updates positions and lengths as in `Layout`. With rows, the length becomes the largest next position."""
+        for layer in layers:
+            if self.rows is None:
+                layer.next_position.copy_(self.document_position)
+                layer.cumulative_length.add_(self.tokens)
+            else:
+                layer.next_position.index_copy_(0, self.rows, self.document_position)
+                layer.cumulative_length.copy_(layer.next_position.max())
+
+
+class PackedPlan(Plan):
+    """The plan of packed documents that continue from rows of the states (S, M, K, V). Overwrites the states.
+
+    If every document is one token and no gradient is recorded, a call is a decoding step.
+    """
+
+    def __init__(self, layout: PackedLayout, *call: Any, **options: Any) -> None:
+        super().__init__(layout, *call, **options)
+        self.in_place = layout.documents.is_step and not torch.is_grad_enabled()
+        self.kernels = TORCH if torch.is_grad_enabled() else self.kernels
+
+    def retain(
+        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, past: RetNetStateLayer
+    ) -> tuple[Tensor, None]:
+        """Computes retention as `Plan.retain`."""
+        layout, log_decay, states = self.layout, self.log_decays[layer_idx], past.read(in_place=True)
+        rows = layout.rows if past.rows is None else past.rows
+        if self.in_place:
+            step_ = packed_step_
+            if self.kernels.complete:
+                from ..gpu.packed_and_split_triton import packed_step_triton_ as step_
+            output = step_(query, key, value, self.decays(log_decay), states, rows, layout.begins)
         else:
-            next_position.index_copy_(0, self.rows, self.document_position)
-            length.copy_(next_position.max())
-
-
-class Packed(OnDevice):
-    """Operator for packed documents that continue from rows of the states (S, M, K, V). Works in place.
-
-    If every document is one token and no gradient is recorded, it is a decoding step.
-    """
-
-    def __init__(self, log_decay: Tensor, layout: PackedLayout, kernels: Kernels = TORCH) -> None:
-        is_step = layout.documents.is_step and not torch.is_grad_enabled()
-        self.log_decay, self.layout, self.step = log_decay, layout, step_decay(log_decay) if is_step else None
-        self.kernels, self.step_ = kernels, packed_step_
-        if kernels.complete:
-            from ..gpu.packed_and_split_triton import packed_step_triton_
-
-            self.step_ = packed_step_triton_
-
-    def __call__(self, query, key, value, states, rows: Tensor | None = None):
-        """Returns output and states as an operator. rows: (D,) overrides the rows of the layout."""
-        layout = self.layout
-        rows = layout.rows if rows is None else rows
-        if self.step is not None:
-            return self.step_(query, key, value, self.step, states, rows, layout.begins), states
-        before = states if rows is None else states[rows]
-        if layout.begins is not None:
-            before = before.masked_fill(layout.begins[:, None, None, None], 0)
-        kernels = self.kernels if self.kernels.runs_on(query.device) else TORCH  # a model may be on several devices
-        output, after = retention_of_documents(query, key, value, self.log_decay, layout.documents, before, kernels)
-        return output, after if rows is None else states.index_copy_(0, rows, after.to(states.dtype))
-
-
-def plan_of_documents(
-    config: PreTrainedConfig,
-    layers: Sequence[StateLayer],
-    *call: Any,
-    rotation: MakeRotation,
-    log_decays: Sequence[Tensor],
-    chunk_size: int,
-    kernels_of: Callable[[int], Kernels],
-    **kwargs: Any,
-) -> Plan:
-    """Returns the plan of packed documents that continue from rows of a state.
-
-    Args:
-        kernels_of: function that returns the kernels for a number of tokens, as `kernels_of_parts`. PyTorch computes calls
-            that record gradients.
-        Other arguments as in `continued_layout`.
-    """
-    layout = continued_layout(config, layers, chunk_size, *call, **kwargs)
-    kernels = TORCH if torch.is_grad_enabled() else kernels_of(layout.tokens)
-    operators = of_each_decay(lambda log_decay: Packed(log_decay, layout, kernels), log_decays)
-    return Plan(layout, rotation(layout.position, **rotation_options(kernels)), operators, log_decays, in_place=True)
+            before = states if rows is None else states[rows]
+            if layout.begins is not None:
+                before = before.masked_fill(layout.begins[:, None, None, None], 0)
+            kernels = self.kernels if self.kernels.runs_on(query.device) else TORCH  # a model may be on several devices
+            output, after = retention_of_documents(query, key, value, log_decay, layout.documents, before, kernels)
+            states = after if rows is None else states.index_copy_(0, rows, after.to(states.dtype))
+        past.write(states, key, value, log_decay, layout)
+        return output, None
 
 
 def continued_layout(

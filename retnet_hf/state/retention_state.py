@@ -1,14 +1,12 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The state of a RetNet between calls, as a `transformers.Cache`.
 
-A retention layer keeps M matrices, (B, M, K, V), whatever the number of tokens read: one for each head, or one for each
-key/value head if its query heads have equal decays (`RetNetConfig.state_heads`). `RetNetState` is a cache of these layers
-and, in a hybrid, of softmax attention layers. The layers also work inside an ordinary `DynamicCache` or `StaticCache`:
-`install_retention_layers` replaces the layers of the cache.
+A retention layer keeps M matrices, (B, M, K, V), whatever the number of tokens read (`RetNetConfig.state_heads`).
+`RetNetState` is a cache of these layers and, in a hybrid, of softmax attention layers. `install_retention_layers` puts the
+layers into an ordinary `DynamicCache` or `StaticCache`.
 
-Rewinding: no computation undoes a decay without loss, but a state can be computed again. While the past is recorded, a layer
-keeps the state from the start of the record, and all keys and values read since. `crop(-n)` applies all but the last n of
-these to that state. The result is exact and costs the memory of one state and of the recorded keys and values.
+Rewinding: no computation undoes a decay without loss. While the past is recorded, a layer keeps the state from the start of
+the record, and all keys and values read since. `crop(-n)` applies all but the last n of these to that state.
 """
 
 import copy
@@ -24,10 +22,10 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..ops.plan import Plan
+from ..ops.layout import Layout
 from ..ops.retention_forms import retention
 from .state_file import (
-    OF_NO_WEIGHTS,
+    STALE_MARK,
     STATE_DTYPES,
     FirstTokens,
     check_names,
@@ -45,10 +43,10 @@ class StateLayer(CacheLayerMixin):
     """The state of one layer, with a row for each sequence.
 
     Attributes:
-        SAVED: names of the attributes that form the state. The first attribute is None before the first token.
+        SAVED: names of the attributes that form the state. Only the last, cumulative_length, has no rows.
         next_position: (B,) int64, the position of the next token. Rows differ if tokens were padding.
-        cumulative_length: 0-dim int64, number of columns read, including padding, as in every cache of transformers. It is a
-            tensor, because with a Python number a compiled decode step would be recompiled for every token.
+        cumulative_length: 0-dim int64, number of columns read, including padding. With a Python number, a compiled decode
+            step would be recompiled for every token.
         record_past: whether the past is recorded, so that tokens can be removed.
         borrowed: whether another layer owns the tensors, so that they must not be overwritten.
         supports_packed_documents: whether packed documents may continue from rows of this layer.
@@ -70,16 +68,8 @@ class StateLayer(CacheLayerMixin):
         self.last_ids: Tensor | None = None
 
     @abstractmethod
-    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Applies `change` to every tensor that has a row for each sequence, including recorded tensors."""
-
-    @abstractmethod
     def _start_record(self) -> None:
         """Drops the record and, if `record_past` is set, starts a new one."""
-
-    @abstractmethod
-    def fill_(self, *saved: Tensor) -> None:
-        """Replaces the state by the attributes that `SAVED` names."""
 
     @abstractmethod
     def join_(self, layers: list[Any]) -> None:
@@ -88,6 +78,14 @@ class StateLayer(CacheLayerMixin):
     def saved(self) -> list[Tensor | None]:
         """Returns the attributes that form the state."""
         return [getattr(self, name) for name in self.SAVED]
+
+    def fill_(self, *saved: Tensor) -> None:
+        """Replaces the state by the attributes that `SAVED` names. Ends the record of the past."""
+        for name, tensor in zip(self.SAVED, saved):
+            setattr(self, name, tensor)
+        self.lazy_initialization(saved[0])
+        self.record_past = False
+        self._start_record()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
         """Sets the dtype and device of the state from `key_states`."""
@@ -110,9 +108,7 @@ class StateLayer(CacheLayerMixin):
         """Returns -1, because there is no maximum."""
         return -1
 
-    def get_max_cache_shape(self) -> int:
-        """Returns -1, because there is no maximum. transformers before 5.20 calls this method."""
-        return -1
+    get_max_cache_shape = get_max_length  # the name before transformers 5.20
 
     @property
     def batch_size(self) -> int:
@@ -130,12 +126,7 @@ class StateLayer(CacheLayerMixin):
             self._start_record()
 
     def checked_removal(self, tokens_to_remove: int, recorded: int) -> int:
-        """Returns the number of tokens to remove, from the argument ≤ 0 of `crop`.
-
-        Raises:
-            RuntimeError: if nothing, or fewer tokens, were recorded.
-            ValueError: for a positive argument.
-        """
+        """Returns the number of tokens to remove, from the argument ≤ 0 of `crop`. Raises the errors of `crop`."""
         tokens_to_remove = int(tokens_to_remove)
         if tokens_to_remove > 0:
             raise ValueError(f"crop takes the negative number of tokens to remove, or 0, got {tokens_to_remove}.")
@@ -155,27 +146,23 @@ class StateLayer(CacheLayerMixin):
         else:
             self._map(lambda tensor: tensor.to(target))
             self.device = torch.device(target)
-        self.cumulative_length = self.cumulative_length.to(self.device)
+            self.cumulative_length = self.cumulative_length.to(self.device)
 
     def offload(self) -> None:
-        if self.is_initialized:
-            self._map(lambda tensor: tensor.to("cpu", non_blocking=True))
+        self._map(lambda tensor: tensor.to("cpu", non_blocking=True))
 
     def prefetch(self) -> None:
         if self.is_initialized and self.next_position.device != self.device:
             self._map(lambda tensor: tensor.to(self.device, non_blocking=True))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Replaces row i by row beam_idx[i], for all i."""
-        self._map_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
+        self._map(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeats every row `repeats` times, side by side."""
-        self._map_rows(lambda rows: rows.repeat_interleave(repeats, dim=0))
+        self._map(lambda rows: rows.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keeps only the rows `indices`."""
-        self._map_rows(lambda rows: rows[indices.to(rows.device)])
+        self._map(lambda rows: rows[indices.to(rows.device)])
 
     def reset_rows(self, rows: Tensor) -> None:
         """Resets the rows marked in (B,) bool, as `RetNetState.reset_rows` does for all layers."""
@@ -187,10 +174,12 @@ class StateLayer(CacheLayerMixin):
         """Returns whether the state may be changed in place."""
         return False
 
-    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        if self.is_initialized:
-            self._map(change)
-            self.last_ids = None if self.last_ids is None else change(self.last_ids)
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Applies `change` to every tensor that has a row for each sequence, including recorded tensors."""
+        for name in (*self.SAVED[:-1], "last_ids") if self.is_initialized else ():
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(self, name, change(tensor))
 
     def borrow(self) -> Any:
         """Returns a layer that continues from this state without changing it. Nothing is copied."""
@@ -200,27 +189,13 @@ class StateLayer(CacheLayerMixin):
 
     def __deepcopy__(self, memo: dict) -> Any:
         """Returns an independent, detached copy."""
-        twin = copy.copy(self)
-        memo[id(self)] = twin
-        twin.__dict__ = {name: _detached_copy(value, memo) for name, value in vars(self).items()}
+        twin = memo[id(self)] = copy.copy(self)
+        twin.__dict__ = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), vars(self))
         return twin
 
 
-def _detached_copy(value: Any, memo: dict) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_detached_copy(part, memo) for part in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_detached_copy(part, memo) for part in value)
-    return copy.deepcopy(value, memo)
-
-
 def first_in_use(layers: Sequence[StateLayer]) -> StateLayer:
-    """Returns the first layer that has read something, or else the first layer, for facts that all layers share.
-
-    A pipeline stage only uses the layers that it holds.
-    """
+    """Returns the first layer that has read something (a pipeline stage uses only its own layers), or else the first."""
     for layer in layers:
         if layer.is_initialized:
             return layer
@@ -243,11 +218,13 @@ class RetNetStateLayer(StateLayer):
 
     Attributes:
         recurrent_states: (B, M, K, V), float32 or float64; None before the first token. M is H, or G if heads share states.
+        rows: (D,) the rows that packed documents continue from, if they differ from layer to layer; None if they do not.
     """
 
     SAVED = ("recurrent_states", "next_position", "cumulative_length")
     is_compileable = True
     supports_packed_documents = True
+    rows: Tensor | None = None
 
     def __init__(self, config: PreTrainedConfig | None = None, **kwargs) -> None:
         super().__init__()
@@ -255,48 +232,48 @@ class RetNetStateLayer(StateLayer):
         self._recorded: list[RecordedCall] = []
         self._recorded_from: tuple[Tensor | None, Tensor | None] = (None, None)  # state and position when recording began
 
-    def update(self, key_states: Tensor, value_states: Tensor, query_states: Tensor, plan: Plan, layer_idx: int) -> Tensor:
-        """Computes the retention of new tokens, and updates the state with them.
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises TypeError: a state of retention is no list of keys and values. A `Plan` reads and writes it."""
+        raise TypeError("a state of retention is not updated by keys and values: pass it to a layer of retention.")
 
-        Overwrites the old state if possible, so that tensors keep their addresses for compiled and captured decode steps.
+    def read(self, in_place: bool) -> Tensor | None:
+        """Returns the state (B, M, K, V) from which a call continues, or None before the first token.
 
         Args:
-            key_states, value_states, query_states: (B, G, T, K), (B, G, T, V) and (B, H, T, K), already rotated.
-            plan: plan of the call. layer_idx: index of the operator in the plan.
-
-        Returns:
-            output (B, H, T, V).
+            in_place: whether the call overwrites what it is given. Then this is a copy, if the state may not be overwritten.
         """
-        layout, old = plan.layout, self.recurrent_states
-        reuses_memory = old is not None and self.can_be_overwritten()
-        given = old if self.is_initialized else None  # after `reset`, only the old tensor's memory is reused
-        if given is not None and not reuses_memory:
-            # Autograd cannot save tensors that were created in inference mode.
-            unsaved = torch.is_grad_enabled() and not torch.compiler.is_compiling() and given.is_inference()
-            given = given.clone() if plan.in_place or unsaved else given
-        output, state = plan.operators[layer_idx](query_states, key_states, value_states, given)
-        if self.record_past:
-            marks = layout.present, layout.starts, layout.next_position
-            self._recorded.append(RecordedCall(key_states, value_states, plan.log_decays[layer_idx], *marks))
+        if not self.is_initialized:
+            return None
+        # Autograd cannot save tensors that were created in inference mode.
+        unsaved = torch.is_grad_enabled() and not torch.compiler.is_compiling() and self.recurrent_states.is_inference()
+        copied = (in_place or unsaved) and not self.can_be_overwritten()
+        return self.recurrent_states.clone() if copied else self.recurrent_states
 
-        if reuses_memory and state is not old:
-            reuses_memory = (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
-            if reuses_memory:
+    def write(self, state: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, layout: Layout) -> None:
+        """Replaces the state by `state`, and records the keys, values and decays of the call if the past is recorded.
+
+        Overwrites the old state if possible, so that tensors keep their addresses for compiled and captured decode steps.
+        """
+        old = self.recurrent_states
+        if self.record_past:
+            self._recorded.append(RecordedCall(key, value, log_decay, layout.present, layout.starts, layout.next_position))
+        if state is not old:
+            same = old is not None and (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
+            if same and self.can_be_overwritten():
                 old.copy_(state)
-        if not reuses_memory:
-            if self.is_initialized:
-                self.next_position = self.next_position.clone()
-                self.cumulative_length = self.cumulative_length.to(state.device, copy=True)
-            else:  # created on the device, because a copy to the device would wait for it
-                self.next_position = torch.zeros(state.shape[0], dtype=torch.int64, device=state.device)
-                self.cumulative_length = torch.zeros((), dtype=torch.int64, device=state.device)
-            self.recurrent_states, self.borrowed = state, False
-            if not torch.compiler.is_compiling():
-                for tensor in (self.recurrent_states, self.next_position, self.cumulative_length):
-                    torch._dynamo.mark_static_address(tensor)
-        self.dtype, self.device, self.is_initialized = state.dtype, state.device, True
-        layout.advance_(self.next_position, self.cumulative_length)
-        return output
+            else:
+                if self.is_initialized:
+                    self.next_position = self.next_position.clone()
+                    self.cumulative_length = self.cumulative_length.to(state.device, copy=True)
+                else:  # created on the device, because a copy to the device would wait for it
+                    self.next_position = torch.zeros(state.shape[0], dtype=torch.int64, device=state.device)
+                    self.cumulative_length = torch.zeros((), dtype=torch.int64, device=state.device)
+                self.recurrent_states, self.borrowed = state, False
+                if not torch.compiler.is_compiling():
+                    for tensor in (self.recurrent_states, self.next_position, self.cumulative_length):
+                        torch._dynamo.mark_static_address(tensor)
+            self.dtype, self.device = state.dtype, state.device
+        self.is_initialized = True
 
     def can_be_overwritten(self) -> bool:
         """Returns whether the state owns its memory and may be changed in place under autograd and inference mode."""
@@ -311,8 +288,7 @@ class RetNetStateLayer(StateLayer):
     @property
     def nbytes(self) -> int:
         """Returns the bytes of the state and of its record."""
-        tensors = [self.recurrent_states, self.next_position, *self._recorded_from]
-        tensors += [tensor for call in self._recorded for tensor in call]
+        tensors = pytree.tree_leaves((self.recurrent_states, self.next_position, self._recorded_from, self._recorded))
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def reset(self) -> None:
@@ -336,7 +312,19 @@ class RetNetStateLayer(StateLayer):
         recorded = sum(call.key.shape[2] for call in self._recorded)
         removed = self.checked_removal(tokens_to_remove, recorded)
         if removed:
-            state, position = self._replay(recorded - removed)
+            (state, position), remaining = self._recorded_from, recorded - removed
+            for call in self._recorded:
+                kept = min(remaining, call.key.shape[2])
+                if kept == 0:
+                    break
+                remaining -= kept
+                mask, reset = (None if marks is None else marks[:, :kept] for marks in (call.mask, call.reset))
+                key, value = call.key[:, :, :kept], call.value[:, :, :kept]
+                query = key.new_zeros(key.shape[0], call.log_decay.shape[0], *key.shape[2:])
+                _, state = retention(query, key, value, call.log_decay.to(key.device), state, mask, reset)
+                position = call.next_position[:, kept - 1].expand(key.shape[0])
+            if state is None:  # the record started before the first token
+                state, position = torch.zeros_like(self.recurrent_states), torch.zeros_like(self.next_position)
             if self.can_be_overwritten():
                 self.recurrent_states.copy_(state)
                 self.next_position.copy_(position)
@@ -351,29 +339,6 @@ class RetNetStateLayer(StateLayer):
         past = (self.recurrent_states, self.next_position) if self.record_past and self.is_initialized else (None, None)
         self._recorded_from = tuple(None if tensor is None else tensor.clone() for tensor in past)
 
-    def _replay(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Returns state and position after the first `tokens` recorded tokens."""
-        state, position = self._recorded_from
-        for call in self._recorded:
-            if tokens <= 0:
-                break
-            kept = min(tokens, call.key.shape[2])
-            tokens -= kept
-            mask, reset = (None if marks is None else marks[:, :kept] for marks in (call.mask, call.reset))
-            key, value = call.key[:, :, :kept], call.value[:, :, :kept]
-            query = key.new_zeros(key.shape[0], call.log_decay.shape[0], *key.shape[2:])
-            _, state = retention(query, key, value, call.log_decay, state, mask, reset)
-            position = call.next_position[:, kept - 1].expand(key.shape[0])
-        if state is None:  # the record started before the first token
-            return torch.zeros_like(self.recurrent_states), torch.zeros_like(self.next_position)
-        return state, position
-
-    def fill_(self, recurrent_states: Tensor, next_position: Tensor, cumulative_length: Tensor) -> None:
-        self.recurrent_states, self.next_position = recurrent_states, next_position
-        self.cumulative_length = cumulative_length
-        self.lazy_initialization(recurrent_states)
-        self._recorded, self._recorded_from, self.record_past = [], (None, None), False
-
     def join_(self, layers: "list[RetNetStateLayer]") -> None:
         device, dtype = self.device, self.dtype
         self.fill_(
@@ -382,35 +347,23 @@ class RetNetStateLayer(StateLayer):
             torch.stack([layer.cumulative_length.to(device) for layer in layers]).max(),
         )
 
-    def to_(self, target: torch.device | str | torch.dtype) -> None:
-        super().to_(target)
-        if not isinstance(target, torch.dtype):
-            self._recorded = [call._replace(log_decay=call.log_decay.to(target)) for call in self._recorded]
-
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         def rows(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else change(tensor)
 
-        batch = self.batch_size
-
         def record(call: RecordedCall) -> RecordedCall:
-            position = rows(call.next_position.expand(batch, -1))
-            reset = None if call.reset is None else call.reset.expand(batch, -1)
-            return RecordedCall(rows(call.key), rows(call.value), call.log_decay, rows(call.mask), rows(reset), position)
+            position = rows(call.next_position.expand(self.batch_size, -1))
+            reset = None if call.reset is None else rows(call.reset.expand(self.batch_size, -1))
+            return RecordedCall(rows(call.key), rows(call.value), call.log_decay, rows(call.mask), reset, position)
 
         self._recorded = [record(call) for call in self._recorded]
         self._recorded_from = tuple(rows(tensor) for tensor in self._recorded_from)
-        self.recurrent_states, self.next_position = rows(self.recurrent_states), rows(self.next_position)
+        super()._map(change)
 
 
 # Functions that create the state of a layer, by the names in `config.layer_types`.
 # softmax_attention.py adds entries, so that this file need not import it.
 STATE_LAYERS: dict[str, Callable[[PreTrainedConfig], StateLayer]] = {"linear_attention": RetNetStateLayer}
-
-
-def state_layers(config: PreTrainedConfig) -> list[StateLayer]:
-    """Returns an empty state for each layer of a model with this configuration."""
-    return [STATE_LAYERS[kind](config) for kind in config.layer_types]
 
 
 def require_retention_alone(config: PreTrainedConfig) -> None:
@@ -423,11 +376,7 @@ def require_retention_alone(config: PreTrainedConfig) -> None:
 
 
 def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
-    """Replaces the layers of an empty `DynamicCache` or `StaticCache`, created with or without a config. Returns the cache.
-
-    Raises:
-        ValueError: if the cache already holds keys and values, or the state of another RetNet.
-    """
+    """Replaces the layers of an empty `DynamicCache` or `StaticCache`, and returns it. Raises ValueError for others."""
     layers = config.num_hidden_layers
     if len(cache.layers) == layers and all(isinstance(layer, StateLayer) for layer in cache.layers):
         origin = getattr(cache, "config", config)
@@ -442,9 +391,7 @@ def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
             f"{type(cache).__name__} of {len(cache.layers)} layers that is already in use."
         )
     record_past = any(getattr(layer, "record_past", False) for layer in cache.layers)
-    cache.layers = state_layers(config)
-    cache.layer_class_to_replicate = None
-    cache.config = config
+    cache.layers, cache.layer_class_to_replicate, cache.config = RetNetState(config).layers, None, config
     if record_past:
         cache.activate_past_recording()
     return cache
@@ -514,11 +461,7 @@ def checked_rows(rows: Tensor, batch: int) -> Tensor:
 
 
 def row_indices(rows: Tensor | list[int], batch: int) -> Tensor:
-    """Returns the indices of rows, which are given as indices or as bool for each row.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """Returns the indices of rows, which are given as indices or as bool for each row. Raises ValueError for others."""
     rows = torch.as_tensor(rows)
     rows = rows.nonzero().flatten() if rows.dtype == torch.bool and rows.shape == (batch,) else rows
     if rows.dim() != 1 or rows.numel() == 0 or rows.is_floating_point() or rows.dtype == torch.bool:
@@ -543,7 +486,7 @@ class RetNetState(Cache):
 
     def __init__(self, config: PreTrainedConfig, compileable: bool = False) -> None:
         self.config = config.get_text_config(decoder=True)
-        super().__init__(layers=state_layers(self.config))
+        super().__init__(layers=[STATE_LAYERS[kind](self.config) for kind in self.config.layer_types])
         self._compileable = compileable and all(layer.is_compileable for layer in self.layers)
         self._writer: Callable[[], nn.Module | None] | None = None  # a weak reference to the model that wrote the state
         self._mark: str | None = None  # mark of the weights that computed a loaded state
@@ -555,9 +498,8 @@ class RetNetState(Cache):
         return twin
 
     def __deepcopy__(self, memo: dict) -> "RetNetState":
-        twin = copy.copy(self)
+        twin = memo[id(self)] = copy.copy(self)
         twin.layers = copy.deepcopy(self.layers, memo)
-        memo[id(self)] = twin
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -568,38 +510,31 @@ class RetNetState(Cache):
         """Returns the mark of the weights that computed this state, or None if unknown. See `state_file.weights_mark`.
 
         If the model was changed after it computed the state, returns a mark that fits no model. The model is compared here,
-        and not in its calls: with the mark of a loaded state, and by its outputs for the first tokens of the text. States
-        that were begun by compiled calls or by packed documents with `cu_seq_lens_q`, or updated in training, have no such
-        outputs. A change of weights that does not affect these outputs is not noticed.
+        and not in its calls, by its outputs for the first tokens of the text. Compiled calls, packed documents with
+        `cu_seq_lens_q`, and training keep no such outputs. A change that does not affect these outputs is not noticed.
         """
         model = None if self._writer is None else self._writer()
-        if model is None:
-            return self._mark
-        mark = weights_mark(model)
-        if mark is None:
-            return None
-        is_same = self._mark is None or is_of_same_weights(mark, self._mark)
-        return mark if is_same and all(first.fits(model) for first in self.first_tokens) else OF_NO_WEIGHTS
+        mark = self._mark if model is None else weights_mark(model)
+        if model is None or mark is None:
+            return mark
+        is_same = is_of_same_weights(mark, self._mark)
+        return mark if is_same and all(first.fits(model) for first in self.first_tokens) else STALE_MARK
 
     def require_weights(self, model: nn.Module, alone: bool = False) -> None:
-        """Stores which model updates the state.
+        """Stores which model updates the state. Raises ValueError if other weights computed it before it was loaded.
 
         Args:
-            alone: whether to refuse a state that a model with other weights has updated in this process.
-
-        Raises:
-            ValueError: if the state was loaded from a file and computed by other weights, or by `alone`.
+            alone: whether to refuse also a state that a model with other weights has updated in this process.
         """
         writer, model = None if self._writer is None else self._writer(), network_of(model)
         if writer is model:
             return
-        if self._mark is not None or (alone and writer is not None and self.batch_size > 0):
-            own, theirs = weights_mark(model), self.weights_mark
-            if None not in (own, theirs) and not is_of_same_weights(own, theirs):
-                raise ValueError(
-                    f"the state was computed by a {type(model).__name__} with other weights, or with other active adapters. "
-                    "If you know that it fits, save it, and load it with RetNetState.load(..., other_weights=True)."
-                )
+        may_differ = self._mark is not None or (alone and writer is not None and self.batch_size > 0)
+        if may_differ and not is_of_same_weights(weights_mark(model), self.weights_mark):
+            raise ValueError(
+                f"the state was computed by a {type(model).__name__} with other weights, or with other active adapters. "
+                "If you know that it fits, save it, and load it with RetNetState.load(..., other_weights=True)."
+            )
         self._writer = weakref.ref(model)
 
     def require_read(self, input_ids: Tensor) -> None:
@@ -656,8 +591,7 @@ class RetNetState(Cache):
         for layer in self.layers:
             if isinstance(target, torch.dtype) and not isinstance(layer, RetNetStateLayer):
                 continue  # keys and values keep the model's dtype
-            held = layer.saved()[0] if layer.is_initialized else None
-            if held is not None and held.to(target) is not held:
+            if layer.is_initialized and layer.saved()[0].to(target) is not layer.saved()[0]:
                 layer.to_(target)
         return self
 
@@ -681,9 +615,9 @@ class RetNetState(Cache):
             raise ValueError(f"dtype must be one of {', '.join(map(str, STATE_DTYPES))}, got {dtype}.")
         state = cls(config)
         for index, layer in enumerate(state.layers):
-            shape = (sequences, *config.state_shape(index))
             position, length = (torch.zeros(size, dtype=torch.int64, device=device) for size in ((sequences,), ()))
-            layer.fill_(torch.zeros(shape, dtype=dtype, device=device), position, length)
+            matrices = torch.zeros(sequences, *config.state_shape(index), dtype=dtype, device=device)
+            layer.fill_(matrices, position, length)
         return state
 
     def select(self, rows: Tensor | list[int]) -> "RetNetState":
@@ -693,12 +627,9 @@ class RetNetState(Cache):
         return twin
 
     def reset_rows(self, rows: Tensor) -> None:
-        """Resets some rows, without reading the values of `rows` in Python. Drops the record of the past.
+        """Resets the rows that are True in `rows`, (B,) bool, without reading its values in Python.
 
-        Retention layers are changed in place if no gradient is recorded, as in a call of the model.
-
-        Args:
-            rows: (B,) bool, True for a row that forgets what it has read.
+        Drops the record of the past. Retention layers are changed in place if no gradient is recorded, as in a call.
 
         Raises:
             ValueError: if the number of rows differs from the number in the state.
@@ -733,23 +664,20 @@ class RetNetState(Cache):
         joint = states[0].clone()
         joint.first_tokens = joint_first_tokens(states)
         if any((state._writer, state._mark) != (joint._writer, joint._mark) for state in states):
-            marks = [mark for state in states if (mark := state.weights_mark) is not None]
-            joint._mark = marks[0] if marks else None
+            marks = [state.weights_mark for state in states]
+            joint._mark = next((mark for mark in marks if mark is not None), None)
             if not all(is_of_same_weights(mark, joint._mark) for mark in marks):
-                joint._mark = OF_NO_WEIGHTS
+                joint._mark = STALE_MARK
             joint._writer, joint.first_tokens = None, ()
         for index, layer in enumerate(joint.layers):
             layer.join_([state.layers[index] for state in states])
         return joint
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the state to one safetensors file with a checksum and a mark of the weights, completely or not at all.
-
-        The record of the past is not saved.
+        """Writes the state, without a record of the past, to one safetensors file, completely or not at all.
 
         Raises:
-            ValueError: if the state has read nothing, or if it is one rank's part of a tensor parallel model's state, with
-                some of the heads.
+            ValueError: if the state has read nothing, or has only one tensor parallel rank's share of the heads.
         """
         if any(not layer.is_initialized for layer in self.layers):
             raise ValueError("a state with a layer that has read nothing cannot be saved.")
@@ -758,7 +686,7 @@ class RetNetState(Cache):
             all_heads = self.config.state_heads(index) if retains else self.config.mixer_sizes(index)[1]
             if held.shape[1] != all_heads:
                 raise ValueError(f"a state of all {all_heads} heads can be saved, not a rank's share of {held.shape[1]}.")
-        write_state_file(path, dict(_named_tensors(self)), self.config.state_fingerprint, self.weights_mark)
+        write_state_file(path, _named_tensors(self), self.config.state_fingerprint, self.weights_mark)
 
     @classmethod
     def load(
@@ -787,8 +715,27 @@ class RetNetState(Cache):
         state = cls(config if model is None else model.config)
 
         def check(tensors: dict[str, Tensor]) -> None:
-            check_names(path, tensors, {name for name, _ in _named_tensors(state)})
-            check_tensors(path, tensors, state.config)
+            check_names(path, tensors, _named_tensors(state))
+            first = {part: tensors[f"layers.0.{part}"] for part in ("next_position", "cumulative_length")}
+            batch = first["next_position"].shape[:1]
+            if batch == (0,):
+                raise ValueError(f"{path} holds the state of no sequence.")
+            shapes = {}
+            for name, tensor in tensors.items():
+                _, index, part = name.split(".")
+                _, groups, key_dim, value_dim = state.config.mixer_sizes(int(index))
+                columns = tensors.get(f"layers.{index}.document", tensor).shape[-1:]  # in softmax attention
+                shapes[name] = {
+                    "recurrent_states": (*batch, *state.config.state_shape(int(index))),
+                    "keys": (*batch, groups, *columns, key_dim),
+                    "values": (*batch, groups, *columns, value_dim),
+                    "next_position": (*batch,),
+                    "cumulative_length": (),
+                }.get(part, (*batch, *columns))  # document, count and position of each column
+            check_tensors(path, tensors, shapes, one_dtype=True)
+            for name, tensor in tensors.items():  # position and length are equal in all layers
+                if not torch.equal(tensor, first.get(name.split(".")[2], tensor)):
+                    raise ValueError(f"{path} holds {name} that differs from the first layer's tensor.")
 
         tensors, mark = read_state_file(path, state.config.state_fingerprint, check)
         for index, layer in enumerate(state.layers):
@@ -799,27 +746,26 @@ class RetNetState(Cache):
         return state
 
 
-def _named_tensors(state: RetNetState) -> list[tuple[str, Tensor | None]]:
-    return [
-        (f"layers.{index}.{name}", tensor)
-        for index, layer in enumerate(state.layers)
-        for name, tensor in zip(layer.SAVED, layer.saved())
-    ]
-
-
-def _flatten(state: RetNetState) -> tuple[list[Tensor | None], tuple[PreTrainedConfig, bool]]:
-    return [tensor for _, tensor in _named_tensors(state)], (state.config, state.is_compileable)
+def _named_tensors(state: RetNetState) -> dict[str, Tensor | None]:
+    return {
+        f"layers.{index}.{name}": getattr(layer, name) for index, layer in enumerate(state.layers) for name in layer.SAVED
+    }
 
 
 def _flatten_with_keys(state: RetNetState) -> tuple[list[tuple[pytree.KeyEntry, Tensor | None]], tuple]:
-    return [(pytree.MappingKey(name), tensor) for name, tensor in _named_tensors(state)], _flatten(state)[1]
+    named = [(pytree.MappingKey(name), tensor) for name, tensor in _named_tensors(state).items()]
+    return named, (state.config, state.is_compileable)
+
+
+def _flatten(state: RetNetState) -> tuple[list[Tensor | None], tuple[PreTrainedConfig, bool]]:
+    named, context = _flatten_with_keys(state)
+    return [tensor for _, tensor in named], context
 
 
 def _unflatten(tensors: list[Tensor | None], context: tuple[PreTrainedConfig, bool]) -> RetNetState:
-    state = RetNetState(*context)
-    tensors = list(tensors)
+    state, tensors = RetNetState(*context), iter(tensors)
     for layer in state.layers:
-        saved, tensors = tensors[: len(layer.SAVED)], tensors[len(layer.SAVED) :]
+        saved = [next(tensors) for _ in layer.SAVED]
         if isinstance(saved[0], Tensor):  # pytree may pass placeholders for tensors
             layer.fill_(*saved)
     return state

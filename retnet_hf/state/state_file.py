@@ -19,7 +19,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 from ..ops.retention_forms import needs_autograd
@@ -28,11 +27,12 @@ from ..ops.retention_forms import needs_autograd
 logger = logging.get_logger(__name__)
 
 STATE_DTYPES = (torch.float32, torch.float64)
-KEY_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+KEY_DTYPES = (*STATE_DTYPES, torch.bfloat16, torch.float16)
+DTYPES = {"recurrent_states": STATE_DTYPES, **dict.fromkeys(("keys", "values", "tail"), KEY_DTYPES)}  # others are int64
 FORMATS = {"RetNetState": "retnet_hf.RetNetState/3", "StreamState": "retnet_hf.StreamState/1"}
 MARKED_VALUES, MARKED_ROWS = 4096, 64  # number of evenly spaced values per weight, and of rows of embeddings
-NUM_FIRST_TOKENS, MOST_TEXTS = 4, 8
-OF_NO_WEIGHTS = json.dumps({"dtypes": [], "sums": []})  # a mark that fits no model
+NUM_FIRST_TOKENS, MAX_TEXTS = 4, 8
+STALE_MARK = json.dumps({"dtypes": [], "sums": []})  # fits no model: the weights have changed since they computed a state
 
 
 def network_of(model: nn.Module) -> nn.Module:
@@ -49,14 +49,13 @@ def weights_mark(model: nn.Module) -> str | None:
     adapters and their scales, but not weights of other adapters, nor rows by which embeddings may be resized. None if the
     values of a weight cannot be read, because it is quantised, offloaded or split over ranks.
     """
-    model, dtypes, sums, unused, embeddings = network_of(model), set(), [], set(), set()
+    model, dtypes, sums, unused = network_of(model), set(), [], set()
+    embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            embeddings.add(module.weight)
         if not hasattr(module, "adapter_layer_names"):  # no layer of PEFT
             continue
-        off = module.disable_adapters or getattr(module, "merged", False)
-        active = [] if off else module.active_adapters
+        disabled = module.disable_adapters or getattr(module, "merged", False)
+        active = [] if disabled else module.active_adapters
         if active and hasattr(module, "original_module"):
             unused.update(module.original_module.parameters())
         for name in module.adapter_layer_names:
@@ -100,10 +99,9 @@ class FirstTokens(NamedTuple):
         finally:
             for part, training in modes:
                 part.training = training
-        dtypes = {found.dtype, self.outputs.dtype}
-        is_half = self.autocast is not None or not dtypes <= {*STATE_DTYPES}
+        is_half = self.autocast is not None or not {found.dtype, self.outputs.dtype} <= {*STATE_DTYPES}
         tolerance = 2**-5 if is_half else 1e-4 if device.type == "cpu" else 2**-8  # a GPU may use TF32
-        expected = self.outputs.to(device, torch.promote_types(*dtypes) if len(dtypes) > 1 else found.dtype)
+        expected = self.outputs.to(device, torch.promote_types(found.dtype, self.outputs.dtype))
         differs = (found - expected).masked_fill(expected == 0, 0)  # absent tokens
         return bool(differs.norm() <= tolerance * expected.norm())
 
@@ -111,39 +109,41 @@ class FirstTokens(NamedTuple):
 def first_tokens_of(
     module: nn.Module, outputs: Tensor, mask: Tensor | None, /, **inputs: Tensor | None
 ) -> tuple[FirstTokens, ...]:
-    """Copies the first tokens of one row of a call, from inputs and outputs (B, T, ...) and a mask (B, T).
+    """Copies the first tokens of a call from inputs and outputs (B, T, ...), and the mask (B, T), which is also in inputs.
 
-    The row is that with the fewest absent tokens at its beginning, and those are left out. `inputs` contain the mask, too.
-    Returns nothing in compiled calls, nor in training, where the weights change between the calls that read one text.
+    They are of the row with the fewest absent tokens at its beginning, from its first present token. Returns nothing in
+    compiled calls, nor in training, where the weights change between the calls that read one text.
     """
     if needs_autograd() or module.training:
         return ()
-    length, device_type = outputs.shape[1], outputs.device.type
-    autocast = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-    count, given = min(NUM_FIRST_TOKENS, length), inputs | {"outputs": outputs}
-    given = {name: part.detach().expand(len(outputs), *part.shape[1:]) for name, part in given.items() if part is not None}
-    if mask is None:
-        first = {name: part[:1, :count].clone() for name, part in given.items()}
-        return (FirstTokens(first, first.pop("outputs"), autocast),)
-    absent = mask == 0
-    begins = torch.where(absent.all(1), length, absent.byte().argmin(1))  # (B,)
-    begin, row = begins.min(0, keepdim=True)
-    columns = begin.clamp(max=length - count) + torch.arange(count, device=mask.device)
-
-    def cut(part: Tensor) -> Tensor:
-        return part.index_select(0, row.to(part.device)).index_select(1, columns.to(part.device))
-
-    first = {name: cut(part) for name, part in given.items()}
-    return (FirstTokens(first, first.pop("outputs").masked_fill_(cut(absent)[..., None].to(outputs.device), 0), autocast),)
+    length, device, absent = outputs.shape[1], outputs.device, None if mask is None else mask == 0
+    count = min(NUM_FIRST_TOKENS, length)
+    if absent is not None:
+        begin, row = torch.where(absent.all(1), length, absent.byte().argmin(1)).min(0, keepdim=True)
+        columns = begin.clamp(max=length - count) + torch.arange(count, device=mask.device)
+    first = {}
+    for name, part in (inputs | {"outputs": outputs, "absent": absent}).items():
+        if part is not None and absent is None:
+            first[name] = part.detach()[:1, :count].clone()
+        elif part is not None:
+            rows = part.detach().expand(len(outputs), *part.shape[1:])
+            first[name] = rows.index_select(0, row.to(part.device)).index_select(1, columns.to(part.device))
+    outputs = first.pop("outputs")
+    if absent is not None:
+        outputs.masked_fill_(first.pop("absent")[..., None].to(device), 0)
+    autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    return (FirstTokens(first, outputs, autocast),)
 
 
 def joint_first_tokens(states: Iterable[Any]) -> tuple[FirstTokens, ...]:
     """Returns the first tokens of all texts of several states, or of some if there are many."""
-    return tuple({id(first): first for state in states for first in state.first_tokens}.values())[-MOST_TEXTS:]
+    return tuple({id(first): first for state in states for first in state.first_tokens}.values())[-MAX_TEXTS:]
 
 
-def is_of_same_weights(mark: str, other: str) -> bool:
-    """Returns whether two marks belong to equal weights, apart from rounding to different dtypes."""
+def is_of_same_weights(mark: str | None, other: str | None) -> bool:
+    """Returns whether two marks belong to equal weights, apart from rounding to different dtypes. None fits every mark."""
+    if mark is None or other is None:
+        return True
     try:
         first, second = json.loads(mark), json.loads(other)
         if len(first["sums"]) != len(second["sums"]):
@@ -156,17 +156,12 @@ def is_of_same_weights(mark: str, other: str) -> bool:
 
 
 def write_state_file(
-    path: str | os.PathLike,
-    tensors: dict[str, Tensor],
-    fingerprint: str,
-    mark: str | None,
-    class_name: str = "RetNetState",
+    path: str | os.PathLike, tensors: dict[str, Tensor], fingerprint: str, mark: str | None, class_name: str = "RetNetState"
 ) -> None:
     """Writes a state, completely or not at all. If the path is a link, replaces the file that it points to.
 
     Args:
-        tensors: by name, such as "layers.0.recurrent_states". fingerprint: `state_fingerprint`. mark: `weights_mark`.
-        class_name: the class of the state, a key of `FORMATS`.
+        tensors: by name, such as "layers.0.recurrent_states". class_name: the class of the state, a key of `FORMATS`.
 
     Raises:
         ValueError: if the path exists and is not a file.
@@ -174,14 +169,14 @@ def write_state_file(
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a file, so no state can be saved there.")
-    if mark == OF_NO_WEIGHTS:
+    if mark == STALE_MARK:
         logger.warning(
             f"{path} will only load with other_weights=True: the model's weights or active adapters have changed since it "
             "computed the state."
         )
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # layers may share position tensors, which safetensors refuses to save
-    tensors = {name: tensor if tensor.is_floating_point() else tensor.clone() for name, tensor in tensors.items()}
+    tensors |= {name: tensor.clone() for name, tensor in tensors.items() if not tensor.is_floating_point()}
     metadata = {"format": FORMATS[class_name], "fingerprint": fingerprint} | ({} if mark is None else {"weights": mark})
     metadata["sha256"] = _checksum(metadata, tensors)
     partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
@@ -194,12 +189,9 @@ def write_state_file(
 
 
 def read_state_file(
-    path: str | os.PathLike,
-    fingerprint: str,
-    check: Callable[[dict[str, Tensor]], None],
-    class_name: str = "RetNetState",
+    path: str | os.PathLike, fingerprint: str, check: Callable[[dict[str, Tensor]], None], class_name: str = "RetNetState"
 ) -> tuple[dict[str, Tensor], str | None]:
-    """Returns the tensors that `write_state_file` wrote for a model with this fingerprint, and the mark of its weights.
+    """Returns the tensors that `write_state_file` wrote, and the mark of the weights. The arguments are the same.
 
     Args:
         check: raises ValueError if the tensors are not a state of the model.
@@ -247,40 +239,20 @@ def check_names(path: str | os.PathLike, tensors: Collection[str], expected: Col
         raise ValueError(f"{path} holds {foreign[0]}, which is no part of a state.")
 
 
-def check_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
-    """Raises ValueError if tensors with the right names are not a state of a model with this configuration."""
-    first = {part: tensors[f"layers.0.{part}"] for part in ("next_position", "cumulative_length")}  # equal in all layers
-    batch = first["next_position"].shape[:1]
-    if batch == (0,):
-        raise ValueError(f"{path} holds the state of no sequence.")
-    one_type = {name.rpartition(".")[2]: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
-
-    def dtypes(name: str, allowed: tuple[torch.dtype, ...]) -> tuple[torch.dtype, ...]:  # one for all layers
-        return (one_type[name],) if one_type.get(name) in allowed else allowed
-
+def check_tensors(
+    path: str | os.PathLike, tensors: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], one_dtype: bool = False
+) -> None:
+    """Raises ValueError for tensors of other shapes or dtypes, or of several dtypes in a part, or values of no state."""
+    found = {name.rpartition(".")[2]: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
     for name, tensor in tensors.items():
-        layer, _, part = name.rpartition(".")
-        prefix = "window_" if part.startswith("window_") else ""
-        index = int(layer.removeprefix("layers."))
-        _, groups, key_dim, value_dim = config.mixer_sizes(index)
-        read = tensors.get(f"{layer}.{prefix}document", tensor).shape[-1:]  # columns in softmax attention
-        shape, allowed = {
-            "recurrent_states": ((*batch, *config.state_shape(index)), dtypes(part, STATE_DTYPES)),
-            "keys": ((*batch, groups, *read, key_dim), dtypes(part, KEY_DTYPES)),
-            "values": ((*batch, groups, *read, value_dim), dtypes(part, KEY_DTYPES)),
-            "document": ((*batch, *read), (torch.int64,)),
-            "count": ((*batch, *read), (torch.int64,)),
-            "position": ((*batch, *read), (torch.int64,)),
-            "next_position": ((*batch,), (torch.int64,)),
-            "cumulative_length": ((), (torch.int64,)),
-        }[part.removeprefix(prefix)]
-        if tensor.shape != shape or tensor.dtype not in allowed:
-            wanted = " or ".join(map(str, allowed))
-            given = f"{tuple(tensor.shape)} {tensor.dtype}"
-            raise ValueError(f"{path} holds {name} as {given}, which should be {shape} {wanted}.")
-        if tensor.dtype == torch.int64 and not part.endswith("document") and (tensor < 0).any():
+        part = name.rpartition(".")[2]
+        allowed = DTYPES.get(part, (torch.int64,))
+        if one_dtype and found.get(part) in allowed:
+            allowed = (found[part],)
+        if tensor.shape != shapes[name] or tensor.dtype not in allowed:
+            given, wanted = f"{tuple(tensor.shape)} {tensor.dtype}", " or ".join(map(str, allowed))
+            raise ValueError(f"{path} holds {name} as {given}, which should be {shapes[name]} {wanted}.")
+        if tensor.dtype == torch.int64 and part != "document" and (tensor < 0).any():
             raise ValueError(f"{path} holds {name} with negative values.")
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{path} holds {name} with values that are not finite.")
-        if not torch.equal(tensor, first.get(part, tensor)):
-            raise ValueError(f"{path} holds {name} that differs from the first layer's tensor.")

@@ -4,7 +4,6 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -19,10 +18,7 @@ WITHOUT_EFFECT = (
     *("vocab_size", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
 )
 _OF_TRANSFORMERS = frozenset(field.name for field in fields(PreTrainedConfig))
-_SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": "gelu_pytorch_tanh"}
-
-
-# Fields that only have an effect if another field is set.
+# Fields that only have an effect if a layer has softmax attention, or experts.
 _OF_SOFTMAX = (
     *("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim", "attention_gate_act"),
     *("attention_log_base", "attention_residual_multiplier", "attention_qkv_bias", "attention_use_qk_norm"),
@@ -33,6 +29,7 @@ _OF_EXPERTS = (
     *("num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_shared_experts", "router_act"),
     *("use_router_bias", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"),
 )
+_SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": "gelu_pytorch_tanh"}
 
 
 def state_fingerprint(config: PreTrainedConfig) -> str:
@@ -42,89 +39,63 @@ def state_fingerprint(config: PreTrainedConfig) -> str:
 
 
 def meaning(config: PreTrainedConfig) -> dict[str, Any]:
-    """Returns the fields of a RetNetConfig that have an effect, normalised. Fields that other fields disable are None."""
+    """Returns the fields that have an effect, normalised. Fields that other fields disable or imply are None."""
     own = [field.name for field in fields(config) if field.name not in (*_OF_TRANSFORMERS, *WITHOUT_EFFECT)]
     facts = {name: getattr(config, name) for name in own}
-    facts |= {
-        "key_expansion": config.head_dim,
-        "value_expansion": config.value_head_dim,
-        "decay_schedule": _of_layers(config, lambda layer: _rounded(config.decays(layer))),
-        "decay_range": None,  # included in the decays
-        "feature_map": _of_layers(config, lambda layer: _activation(config.feature_map_of(layer))),
-        "rope_parameters": _rotation(config) if config.use_rotary else None,
-        "rotary_endpoint": config.rotary_endpoint and config.use_rotary,
-        "hidden_act": _activation(config.hidden_act),
-        "output_gate_act": _activation(config.output_gate_act) if config.use_output_gate else None,
-        "head_norm_affine": config.head_norm_affine and config.use_head_norm,
-    }
-    return _plain(facts | (_of_hybrid(config) if config.is_hybrid else {}))
-
-
-def _of_layers(config: PreTrainedConfig, fact: Callable[[int], Any]) -> list[Any]:
-    """Returns `fact` of each retention layer, and None for other layers."""
-    return [fact(layer) if kind == "linear_attention" else None for layer, kind in enumerate(config.layer_types)]
-
-
-def _of_hybrid(config: PreTrainedConfig) -> dict[str, Any]:
-    """Returns the normalised fields of a RetNetHybridConfig."""
     retains = [kind == "linear_attention" for kind in config.layer_types]
-    has_norms = config.use_qk_norm or config.attention_use_qk_norm
-    turns = config.use_rotary and (config.rotary_layers != "softmax_attention" and any(retains))
-    turns_softmax = config.use_rotary and (config.rotary_layers != "linear_attention" and not all(retains))
-    facts = {
-        "value_act": _activation(config.value_act),
-        "use_rotary": [turns, turns_softmax],
-        "rotary_layers": None,
-        "rope_parameters": _rotation(config) if turns or turns_softmax else None,
-        "rotary_endpoint": config.rotary_endpoint and (turns or turns_softmax),
-        "learned_rotary_layers": sorted(config.learned_rotary_layers or []),
-        "head_norm_eps": (config.head_norm_eps or config.rms_norm_eps) if config.use_head_norm else None,
-        "sliding_window": config.sliding_window if "sliding_attention" in config.layer_types else None,
-        "attention_num_heads": [config.mixer_sizes(layer) for layer, kept in enumerate(retains) if not kept],
-        "attention_num_key_value_heads": None,  # included in the sizes
-        "attention_head_dim": None,
-        "attention_gate_act": _activation(config.attention_gate_act),
-        "qk_norm_eps": _own(config.qk_norm_eps, config.rms_norm_eps) if has_norms else None,
-        "logits_scaling": _own(config.logits_scaling, 1),
-        "attention_qkv_bias": _own(config.attention_qkv_bias, config.qkv_bias),
-        "attention_use_qk_norm": _own(config.attention_use_qk_norm, config.use_qk_norm),
-        "attention_rope_theta": _own(config.attention_rope_theta, config.rope_parameters["rope_theta"]),
-        "attention_residual_multiplier": config.attention_residual_multiplier or config.residual_multiplier,
-        "mlp_residual_multiplier": config.mlp_residual_multiplier or config.residual_multiplier,
-        "n_group": config.n_group or 1,
-        "topk_group": config.topk_group or 1,
-    }
-    without = (*(_OF_SOFTMAX if all(retains) else ()), *(_OF_EXPERTS if config.num_experts is None else ()))
-    return facts | dict.fromkeys(without)
-
-
-def _own(value: Any, common: Any) -> Any:
-    """Returns a value of softmax layers, or None if it is the value of all layers."""
-    return None if _plain(value) == _plain(common) else value
-
-
-def _rotation(config: PreTrainedConfig) -> dict[str, Any]:
-    """Returns parameters of the rotation that differ from the default, and the training length if they depend on it."""
-    defaults = {"partial_rotary_factor": 1}
-    stated = {name: value for name, value in config.rope_parameters.items() if value not in (None, defaults.get(name))}
-    scales = stated.get("rope_type") in ("llama3", "yarn")
-    return stated | {"max_position_embeddings": config.max_position_embeddings if scales else None}
-
-
-def _rounded(decays: list[float]) -> list[str]:
-    """Returns time constants -1 / ln γ with six digits, because the last bits of exp differ between libraries."""
-    return [f"{-1 / math.log(decay):.5e}" if decay < 1 else "inf" for decay in decays]
-
-
-def _activation(name: str | None) -> str | None:
-    """Returns one name for an activation with several names."""
-    return _SAME_ACTIVATION.get(name, name)
+    rotates, unused = config.use_rotary, ["decay_range"]
+    if config.is_hybrid:
+        in_retention = config.rotary_layers != "softmax_attention" and any(retains)
+        in_softmax = config.rotary_layers != "linear_attention" and not all(retains)
+        facts |= {
+            "use_rotary": [rotates and in_retention, rotates and in_softmax],
+            "learned_rotary_layers": sorted(config.learned_rotary_layers or []),
+            "head_norm_eps": (config.head_norm_eps or config.rms_norm_eps) if config.use_head_norm else None,
+            "sliding_window": config.sliding_window if "sliding_attention" in config.layer_types else None,
+            "attention_num_heads": [config.mixer_sizes(layer) for layer, kept in enumerate(retains) if not kept],
+            "attention_residual_multiplier": config.attention_residual_multiplier or config.residual_multiplier,
+            "mlp_residual_multiplier": config.mlp_residual_multiplier or config.residual_multiplier,
+            "n_group": config.n_group or 1,
+            "topk_group": config.topk_group or 1,
+        }
+        rotates = rotates and (in_retention or in_softmax)
+        unused += ["rotary_layers", "attention_num_key_value_heads", "attention_head_dim"]
+        defaults = {
+            "qk_norm_eps": config.rms_norm_eps if config.use_qk_norm or config.attention_use_qk_norm else config.qk_norm_eps,
+            "logits_scaling": 1,
+            "attention_qkv_bias": config.qkv_bias,
+            "attention_use_qk_norm": config.use_qk_norm,
+            "attention_rope_theta": config.rope_parameters["rope_theta"],
+        }
+        unused += [name for name, default in defaults.items() if _plain(facts[name]) == _plain(default)]
+        unused += _OF_SOFTMAX if all(retains) else ()
+        unused += _OF_EXPERTS if config.num_experts is None else ()
+    # Time constants -1 / ln γ have six digits, because the last bits of exp differ between libraries.
+    facts["decay_schedule"] = [
+        [f"{-1 / math.log(decay):.5e}" if decay < 1 else "inf" for decay in config.decays(layer)] if kept else None
+        for layer, kept in enumerate(retains)
+    ]
+    facts["feature_map"] = [config.feature_map_of(layer) if kept else None for layer, kept in enumerate(retains)]
+    facts |= {"key_expansion": config.head_dim, "value_expansion": config.value_head_dim}
+    facts["head_norm_affine"] = config.head_norm_affine and config.use_head_norm
+    facts["rotary_endpoint"] = config.rotary_endpoint and rotates
+    rotation = {name: value for name, value in config.rope_parameters.items() if value is not None}
+    if rotation.get("partial_rotary_factor") == 1:
+        del rotation["partial_rotary_factor"]
+    depends_on_length = rotation.get("rope_type") in ("llama3", "yarn")
+    rotation["max_position_embeddings"] = config.max_position_embeddings if depends_on_length else None
+    facts["rope_parameters"] = rotation
+    unused += [] if rotates else ["rope_parameters"]
+    unused += [] if config.use_output_gate else ["output_gate_act"]
+    return _plain(facts | dict.fromkeys(unused))
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value for JSON with rounded floats, so that 1 equals 1.0 and last bits of roots do not matter."""
+    """Returns a value for JSON with rounded floats, so that 1 equals 1.0, and one name for each activation."""
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
+    if isinstance(value, str):
+        return _SAME_ACTIVATION.get(value, value)
     return float(f"{value:.12g}") if isinstance(value, (int, float)) and not isinstance(value, bool) else value

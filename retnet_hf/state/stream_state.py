@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from .retention_state import RetNetState, StateLayer, checked_rows, row_indices
 from .state_file import (
-    KEY_DTYPES,
-    OF_NO_WEIGHTS,
-    STATE_DTYPES,
+    STALE_MARK,
     FirstTokens,
     check_names,
+    check_tensors,
     is_of_same_weights,
     joint_first_tokens,
     read_state_file,
@@ -26,23 +25,15 @@ from .state_file import (
 
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")  # of torch.compile, checkpointing, FSDP
-DTYPES = {  # of the tensors of a file; others have those of hidden states
-    "recurrent_states": STATE_DTYPES,
-    "next_position": (torch.int64,),
-    "cumulative_length": (torch.int64,),
-}
 
 
 def check_call(
     hidden_states: Tensor, size: int, state_rows: int, mask: Tensor | None = None, documents: Tensor | None = None
 ) -> None:
-    """Checks the arguments of a streaming layer.
+    """Raises ValueError if the arguments of a streaming layer do not fit each other.
 
     Args:
         size: D of hidden states (B, T, D). state_rows: rows of the state, or -1 if it has read nothing.
-
-    Raises:
-        ValueError: for other shapes, a mask that is added to scores, and a state of another number of rows.
     """
     if hidden_states.dim() != 3 or hidden_states.shape[-1] != size or 0 in hidden_states.shape[:2]:
         shape = tuple(hidden_states.shape)
@@ -58,11 +49,7 @@ def check_call(
 
 
 def part_of(state: "StreamState | RetNetState | ConvolutionState | None", layer: nn.Module, kind: type) -> Any:
-    """Returns the part of a state that belongs to a layer, of the type `kind`, or None.
-
-    Raises:
-        TypeError: for anything that is no state of such a layer.
-    """
+    """Returns the part of a state that belongs to a layer, or None. Raises TypeError if it is not of the type `kind`."""
     part = state[layer] if isinstance(state, StreamState) else state
     if part is not None and not isinstance(part, kind):
         raise TypeError(f"state must be a StreamState, a {kind.__name__} or None, got a {type(part).__name__}.")
@@ -70,7 +57,7 @@ def part_of(state: "StreamState | RetNetState | ConvolutionState | None", layer:
 
 
 class ConvolutionState:
-    """The last inputs of a causal convolution, which the next outputs read.
+    """The last inputs of a causal convolution, which the next outputs read. Methods as in `StreamState`.
 
     Attributes:
         tail: (B, S, C), zero before the first token of a row; None before the first call.
@@ -91,22 +78,20 @@ class ConvolutionState:
     def batch_size(self) -> int:
         return -1 if self.tail is None else len(self.tail)
 
-    def fill_(self, tail: Tensor) -> None:
-        self.tail = tail
-
     @property
     def nbytes(self) -> int:
         return 0 if self.tail is None else self.tail.nbytes
 
+    def fill_(self, tail: Tensor | None) -> "ConvolutionState":
+        self.tail = tail
+        return self
+
     def clone(self) -> "ConvolutionState":
-        twin = copy.copy(self)
-        twin.tail = None if self.tail is None else self.tail.detach().clone()
-        return twin
+        return copy.copy(self).fill_(None if self.tail is None else self.tail.detach().clone())
 
     def select(self, rows: Tensor | list[int]) -> "ConvolutionState":
-        twin = copy.copy(self)
-        twin.tail = None if self.tail is None else self.tail[row_indices(rows, len(self.tail)).to(self.tail.device)].detach()
-        return twin
+        rows = None if self.tail is None else row_indices(rows, len(self.tail)).to(self.tail.device)
+        return copy.copy(self).fill_(None if rows is None else self.tail[rows].detach())
 
     def reset_rows(self, rows: Tensor) -> None:
         if self.tail is not None:
@@ -116,22 +101,19 @@ class ConvolutionState:
     @classmethod
     def concatenate(cls, states: "list[ConvolutionState]") -> "ConvolutionState":
         twin = copy.copy(states[0])
-        twin.tail = torch.cat([state.tail.detach().to(twin.tail.device) for state in states])
         twin.first_tokens = joint_first_tokens(states)
-        return twin
+        return twin.fill_(torch.cat([state.tail.detach().to(twin.tail.device) for state in states]))
 
     def to(self, device: torch.device | str) -> "ConvolutionState":
-        self.tail = None if self.tail is None else self.tail.to(device)
-        return self
+        return self.fill_(None if self.tail is None else self.tail.to(device))
 
 
 class StreamState:
-    """What the streaming layers of a model have read: one object beside the weights, with a row for each session.
+    """The states of all streaming layers of a model, `MultiScaleRetention` and `CausalConv1d`, with one row per session.
 
-    Streaming layers are `MultiScaleRetention` and `CausalConv1d`. The forward pass
-    of the model calls each of them once, with this state. Each call updates the layer's own part, `state[layer]`, in place.
-    Sessions join and leave by `concatenate` and `select`. Or the number of rows is fixed: `reset_rows` gives a row to a new
-    session, and a row that the mask of a call leaves out pauses.
+    The forward pass of the model calls each layer once with this state, which updates its own part, `state[layer]`, in
+    place. Sessions join and leave by `concatenate` and `select`. Or the number of rows is fixed: `reset_rows` gives a row to
+    a new session, and a row that the mask of a call leaves out pauses.
 
     Args:
         model: the model, or the module that holds its streaming layers.
@@ -142,9 +124,10 @@ class StreamState:
 
     def __init__(self, model: nn.Module) -> None:
         model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        streaming = (each for each in model.named_modules() if getattr(type(each[1]), "reads_streams", False))
         self.layers = {
-            ".".join(part for part in name.split(".") if part not in WRAPPERS): module for name, module in streaming
+            ".".join(part for part in name.split(".") if part not in WRAPPERS): module
+            for name, module in model.named_modules()
+            if getattr(type(module), "reads_streams", False)
         }
         if not self.layers:
             raise ValueError(f"{type(model).__name__} has no streaming layer: MultiScaleRetention or CausalConv1d.")
@@ -160,29 +143,28 @@ class StreamState:
             )
         return self.parts[layer]
 
-    def _with_parts(self, parts: "dict[nn.Module, RetNetState | ConvolutionState]") -> "StreamState":
+    @property
+    def nbytes(self) -> int:
+        """Returns the bytes of all parts, which do not grow with the number of tokens."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    def _with_parts(self, parts: dict[nn.Module, RetNetState | ConvolutionState]) -> "StreamState":
         twin = copy.copy(self)
         twin.parts = parts
         return twin
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held, which do not grow with the number of tokens."""
-        return sum(part.nbytes for part in self.parts.values())
 
     def clone(self) -> "StreamState":
         """Returns an independent copy, detached where a gradient flows."""
         return self._with_parts({layer: part.clone() for layer, part in self.parts.items()})
 
     def __deepcopy__(self, memo: dict) -> "StreamState":
-        twin = self.clone()
         copies = {layer: memo.get(id(layer), layer) for layer in self.parts}  # of a model that is copied with its state
+        twin = self._with_parts({copies[layer]: part.clone() for layer, part in self.parts.items()})
         twin.layers = {name: copies[layer] for name, layer in self.layers.items()}
-        twin.parts = {copies[layer]: part for layer, part in twin.parts.items()}
         return twin
 
     def select(self, rows: Tensor | list[int]) -> "StreamState":
-        """Returns a state made of the given rows, in that order. A row may come more than once."""
+        """Returns a new state with `rows` of this state, in that order. Rows may be repeated."""
         return self._with_parts({layer: part.select(rows) for layer, part in self.parts.items()})
 
     @classmethod
@@ -197,22 +179,18 @@ class StreamState:
             raise ValueError("concatenate takes one or more states of one model.")
         if not all(holder.is_initialized for state in states for holder in state._holders().values()):
             raise ValueError("concatenate takes states that have read something: an empty state has no batch size.")
-        parts = {
-            layer: type(part).concatenate([state[layer] for state in states]) for layer, part in states[0].parts.items()
-        }
-        joined = states[0]._with_parts(parts)
+        joint = states[0]._with_parts(
+            {layer: type(part).concatenate([state[layer] for state in states]) for layer, part in states[0].parts.items()}
+        )
         marks = {state._mark for state in states} - {None}
-        joined._mark = OF_NO_WEIGHTS if len(marks) > 1 else next(iter(marks), None)
-        return joined
+        joint._mark = STALE_MARK if len(marks) > 1 else next(iter(marks), None)
+        return joint
 
     def reset_rows(self, rows: Tensor) -> None:
-        """Begins some rows anew, without reading the values of `rows` in Python.
-
-        Args:
-            rows: (B,) bool, True for a row that forgets what it has read.
+        """Resets the rows that are True in `rows`, (B,) bool, without reading its values in Python.
 
         Raises:
-            ValueError: for another number of rows than the state has.
+            ValueError: if the number of rows differs from the number in the state.
         """
         for part in self.parts.values():
             part.reset_rows(rows)
@@ -225,7 +203,7 @@ class StreamState:
             part.to(device)
         return self
 
-    def _holders(self) -> "dict[str, StateLayer | ConvolutionState]":
+    def _holders(self) -> dict[str, StateLayer | ConvolutionState]:
         """Returns what holds the tensors of each part, by the names of the layers."""
         parts = {name: self[layer] for name, layer in self.layers.items()}
         return {name: part if isinstance(part, ConvolutionState) else part.layers[0] for name, part in parts.items()}
@@ -244,12 +222,12 @@ class StreamState:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what decides the meaning of the state: names and shapes of the parts, and the options of retention."""
+        """Returns a hash of what the state depends on: names and shapes of the parts, and the options of retention."""
         options = [part.config.state_fingerprint for part in self.parts.values() if isinstance(part, RetNetState)]
         return hashlib.sha256(json.dumps([options, self._shapes(1)]).encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike, model: nn.Module) -> None:
-        """Writes the state as one safetensors file with a checksum and a mark of the weights, complete or not at all.
+        """Writes the state to one safetensors file with a checksum and a mark of the weights, completely or not at all.
 
         Args:
             model: the model that has computed the state. If its layers were trained since then, the mark fits no model.
@@ -263,9 +241,9 @@ class StreamState:
         if not all(holder.is_initialized for holder in holders.values()):
             raise ValueError("a state with a layer that has read nothing cannot be saved.")
         mark = weights_mark(model)
-        is_same = mark is None or self._mark is None or is_of_same_weights(mark, self._mark)
+        is_same = is_of_same_weights(mark, self._mark)
         if not (is_same and all(first.fits(layer) for layer, part in self.parts.items() for first in part.first_tokens)):
-            mark = OF_NO_WEIGHTS
+            mark = STALE_MARK
         tensors = {f"{name}.{part}": getattr(holder, part) for name, holder in holders.items() for part in holder.SAVED}
         write_state_file(path, tensors, self.fingerprint, mark, "StreamState")
 
@@ -273,37 +251,28 @@ class StreamState:
     def load(
         cls, path: str | os.PathLike, model: nn.Module, device: torch.device | str = "cpu", other_weights: bool = False
     ) -> "StreamState":
-        """Reads a state that `save` wrote.
+        """Returns the state that `save` wrote to a file.
 
         Args:
-            other_weights: accepts a state that other weights computed.
+            other_weights: whether to accept a state that other weights computed.
 
         Raises:
             ValueError: if the file is no saved state, is damaged, or belongs to a model of other layers or other weights.
             OSError: if the file cannot be opened.
         """
         state = cls(model)
+        names = list(state._shapes(1))
 
         def check(tensors: dict[str, Tensor]) -> None:
-            first = next(iter(state._shapes(1)))
-            shapes = state._shapes(tensors[first].shape[0] if first in tensors and tensors[first].dim() else 1)
-            check_names(path, tensors, shapes)
-            for name, tensor in tensors.items():
-                dtypes = DTYPES.get(name.rpartition(".")[2], KEY_DTYPES)
-                if tensor.shape != shapes[name] or tensor.dtype not in dtypes:
-                    given, wanted = f"{tuple(tensor.shape)} {tensor.dtype}", " or ".join(map(str, dtypes))
-                    raise ValueError(f"{path} holds {name} as {given}, which should be {shapes[name]} {wanted}.")
-                if tensor.is_floating_point() and not tensor.isfinite().all():
-                    raise ValueError(f"{path} holds {name} with values that are not finite.")
-                if tensor.dtype == torch.int64 and (tensor < 0).any():
-                    raise ValueError(f"{path} holds {name} with negative values.")
+            check_names(path, tensors, names)
+            batch = tensors[names[0]].shape[0] if tensors[names[0]].dim() else 1
+            check_tensors(path, tensors, state._shapes(batch))
 
         tensors, mark = read_state_file(path, state.fingerprint, check, "StreamState")
-        own = weights_mark(model)
-        same = None in (own, mark) or is_of_same_weights(own, mark)
-        state._mark = mark if same else OF_NO_WEIGHTS
-        if not same and not other_weights:
+        is_same = is_of_same_weights(weights_mark(model), mark)
+        if not is_same and not other_weights:
             raise ValueError(f"{path} was saved by a model with other weights. other_weights=True loads it all the same.")
+        state._mark = mark if is_same else STALE_MARK
         for name, holder in state._holders().items():
             holder.fill_(*(tensors[f"{name}.{tensor}"].to(device) for tensor in holder.SAVED))
         return state

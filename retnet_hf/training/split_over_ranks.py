@@ -14,9 +14,6 @@ from ..retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 from ..state.retention_state import require_retention_alone
 
 
-IGNORED = -100  # label of tokens that do not enter the loss
-
-
 def context_parallel(model: RetNetModel | RetNetForCausalLM, group: Any, order: str = "contiguous") -> None:
     """Splits sequences over the ranks of a group: from now on, the model's inputs are this rank's part of each sequence.
 
@@ -42,11 +39,11 @@ def context_parallel(model: RetNetModel | RetNetForCausalLM, group: Any, order: 
     require_retention_alone(model.config)
     if model.config.bidirectional:
         raise ValueError("bidirectional must be False to split sequences over ranks: a state contains only earlier tokens.")
-    network.context = Context(_process_group(group), _checked(order))
+    network.context = _context_of(group, order)
 
 
 def shard_sequence(
-    inputs: Mapping[str, Tensor], group: Any, order: str = "contiguous", ignore_index: int = IGNORED
+    inputs: Mapping[str, Tensor], group: Any, order: str = "contiguous", ignore_index: int = -100
 ) -> dict[str, Any]:
     """Returns this rank's part of inputs that all ranks of a group have, (B, T) or (B, T, ...) each.
 
@@ -59,41 +56,25 @@ def shard_sequence(
     Raises:
         ValueError: if the inputs differ in length, or if the length is not a multiple of the number of parts.
     """
-    context = Context(_process_group(group), _checked(order))
+    context, inputs = _context_of(group, order), dict(inputs)
     parts = context.ranks * context.segments
-    inputs = dict(inputs)
     lengths = {name: tensor.shape[1] for name, tensor in inputs.items()}
     if len(set(lengths.values())) != 1 or next(iter(lengths.values())) % parts:
         raise ValueError(
             f"inputs must have one length, a multiple of {parts} for {context.ranks} ranks in {order} order, got {lengths}. "
             "Pad them, with attention_mask 0, as pad_to_multiple_of does."
         )
-    items = None
+    added = {}
     if "labels" in inputs:
         inputs["shift_labels"] = F.pad(inputs["labels"][:, 1:], (0, 1), value=ignore_index)
-        items = (inputs["shift_labels"] != ignore_index).sum().double() / context.ranks
+        added["num_items_in_batch"] = (inputs["shift_labels"] != ignore_index).sum().double() / context.ranks
     places = context.places_of(context.rank)
-    cut: dict[str, Any] = {}
-    for name, tensor in inputs.items():
-        pieces = tensor.chunk(parts, dim=1)
-        cut[name] = torch.cat([pieces[place] for place in places], dim=1)
-    if items is not None:
-        cut["num_items_in_batch"] = items
-    return cut
+    pieces = {name: tensor.chunk(parts, dim=1) for name, tensor in inputs.items()}
+    return {name: torch.cat([pieces[name][place] for place in places], dim=1) for name in inputs} | added
 
 
-def _checked(order: str) -> str:
-    if order not in ORDERS:
-        raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}.")
-    return order
-
-
-def _process_group(group: Any) -> dist.ProcessGroup:
-    """Returns the process group, which may be given as a mesh.
-
-    Raises:
-        RuntimeError: without a process group. ValueError: for a mesh of several dimensions.
-    """
+def _context_of(group: Any, order: str) -> Context:
+    """Returns the context of a process group or mesh. Raises RuntimeError without a process group, and ValueError."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
             "Splitting sequences over ranks needs a process group. Start the program with torchrun or accelerate launch."
@@ -101,8 +82,10 @@ def _process_group(group: Any) -> dist.ProcessGroup:
     if hasattr(group, "get_group"):
         if group.ndim != 1:
             raise ValueError(f"A mesh must have one dimension, such as mesh['cp'], got {group.ndim}.")
-        return group.get_group()
-    return group
+        group = group.get_group()
+    if order not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}.")
+    return Context(group, order)
 
 
 __all__ = ["context_parallel", "shard_sequence"]

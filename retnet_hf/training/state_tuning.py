@@ -86,8 +86,8 @@ class StateTuning(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Returns only the learned state."""
-        entries = super().state_dict(*args, **kwargs)
         frozen = f"{kwargs.get('prefix', '')}model."
+        entries = super().state_dict(*args, **kwargs)
         for name in [name for name in entries if name.startswith(frozen)]:
             del entries[name]
         return entries

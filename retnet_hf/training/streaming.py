@@ -61,30 +61,21 @@ def segments(tokens: Tensor | Iterable, segment_length: int) -> Iterator[Tensor]
         return
     if isinstance(tokens, str):
         raise TypeError("tokens must be ids, got a str. Tokenize the text first.")
-    ids = itertools.chain.from_iterable(_ids(piece) for piece in tokens)
+    pieces = (piece.flatten().tolist() if isinstance(piece, Tensor) else piece for piece in tokens)
+    ids = itertools.chain.from_iterable([int(each)] if isinstance(each, numbers.Integral) else each for each in pieces)
     while segment := list(itertools.islice(ids, segment_length)):
         yield torch.tensor([segment])
 
 
-def _ids(piece: int | Iterable[int]) -> Iterable[int]:
-    if isinstance(piece, Tensor):
-        return piece.flatten().tolist()
-    return [int(piece)] if isinstance(piece, numbers.Integral) else piece
-
-
 @torch.no_grad()
 def score_stream(
-    model: PreTrainedModel,
-    tokens: Tensor | Iterable,
-    segment_length: int = 4096,
-    state: Cache | None = None,
+    model: PreTrainedModel, tokens: Tensor | Iterable, segment_length: int = 4096, state: Cache | None = None
 ) -> StreamScore:
     """Returns the exact log-likelihood of a stream of any length, with memory that does not depend on the length.
 
     Args:
         model: a causal language model with a constant-size state. It is set to eval mode during the call.
-        tokens: a tensor of ids, or any iterable (such as a generator) of ids or of sequences of ids.
-        segment_length: tokens read at a time. The score does not depend on it.
+        tokens: as in `segments`. segment_length: tokens read at a time. The score does not depend on it.
         state: the state after earlier tokens; updated in place. The first token is then not scored, since its logits were
             an output of the earlier call.
 
@@ -102,9 +93,8 @@ def score_stream(
             segment = segment.to(model.device)
             logits = model(segment, cache=state, use_cache=True).logits[0]  # (S, vocabulary)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            targets = segment[0]
             scores = logits[:-1] if last_logits is None else torch.cat([last_logits, logits[:-1]])
-            targets = targets[1:] if last_logits is None else targets
+            targets = segment[0, 1:] if last_logits is None else segment[0]
             log_likelihood -= F.cross_entropy(scores, targets, reduction="sum").double().item()
             predicted += len(targets)
             last_logits = logits[-1:]
@@ -143,8 +133,7 @@ class TokenStreams(IterableDataset):
                 f"got {len(tokens)}."
             )
         self.batch_size = batch_size
-        kept = tokens[: streams * length * segment_length]
-        self.streams = kept.view(streams, length, segment_length)  # (B, segments, T)
+        self.streams = tokens[: streams * length * segment_length].view(streams, length, segment_length)  # (B, segments, T)
 
     def __len__(self) -> int:
         return self.streams.shape[0] * self.streams.shape[1]
@@ -202,14 +191,13 @@ class CarryState(TrainerCallback):
 
     def _load(self, folder: Path, model: nn.Module) -> RetNetState:
         """Returns the state of all rows, from the files of any number of processes."""
-        any_of_them = next(self._files(folder), None)
-        if any_of_them is None:
+        any_file = next(folder.glob(f"{Path(self.FILE).stem}*"), None)
+        if any_file is None:
             raise ValueError(f"{folder} has no {self.FILE}, so it was not written by a run with CarryState.")
-        of_several = re.search(r"-of-(\d+)", any_of_them.name)
-        files = self._files_of(folder, int(of_several[1]) if of_several else 1)
-        return RetNetState.concatenate(
-            RetNetState.load(file, model.config, model.device, other_weights=True) for file in files
-        )
+        processes = re.search(r"-of-(\d+)", any_file.name)
+        files = self._files_of(folder, int(processes[1]) if processes else 1)
+        states = [RetNetState.load(file, model.config, model.device, other_weights=True) for file in files]
+        return RetNetState.concatenate(states)
 
     def on_epoch_begin(self, args, state, control, **kwargs) -> None:
         if not _is_within_epoch(state):  # a resumed run continues within an epoch, with the loaded state
@@ -218,8 +206,8 @@ class CarryState(TrainerCallback):
     def on_step_begin(self, args, state, control, model: nn.Module = None, **kwargs) -> None:
         self._remove_hooks()
         self._hooks = [
-            model.register_forward_pre_hook(self._give, with_kwargs=True),
-            model.register_forward_hook(self._take),
+            model.register_forward_pre_hook(self._pass_state, with_kwargs=True),
+            model.register_forward_hook(self._store_state),
         ]
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
@@ -233,12 +221,8 @@ class CarryState(TrainerCallback):
         own = self._files_of(folder, args.world_size)
         self.state.save(own[args.process_index])
         if args.process_index == 0:  # removes files that a run with another number of processes wrote here earlier
-            for file in set(self._files(folder)) - set(own):
+            for file in set(folder.glob(f"{Path(self.FILE).stem}*")) - set(own):
                 file.unlink()
-
-    def _files(self, folder: Path) -> Iterator[Path]:
-        """Returns all state files in the folder."""
-        return folder.glob(f"{Path(self.FILE).stem}*")
 
     def _files_of(self, folder: Path, processes: int) -> list[Path]:
         """Returns the state files of a run with `processes` processes, in order."""
@@ -255,7 +239,7 @@ class CarryState(TrainerCallback):
             hook.remove()
         self._hooks = []
 
-    def _give(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def _pass_state(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         self.state = RetNetState(model.config) if self.state is None else self.state
         ids = kwargs["input_ids"]
         number = int(self.state.get_seq_length()) // ids.shape[1]
@@ -267,7 +251,7 @@ class CarryState(TrainerCallback):
             )
         return args, kwargs | {"cache": self.state, "use_cache": True}
 
-    def _take(self, model: nn.Module, args: tuple, outputs) -> None:
+    def _store_state(self, model: nn.Module, args: tuple, outputs) -> None:
         self.state = self.state.clone()
 
 

@@ -6,8 +6,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import FieldChecks
-from ..arguments.decay_schedules import DECAY_SCHEDULES, scheduled_decays
+from ..arguments.configuration_checks import DECAY_SCHEDULES, scheduled_decays
 from ..ops.choices import FORMS
 from .configuration_stages import StagedConfigMixin
 
@@ -47,37 +46,29 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
             "manhattan", retention over the grid, with decay γ^(|Δx| + |Δy|);
             "attention", softmax attention; "identity", no mixing.
         depths (`list[int]`): number of blocks in each stage. hidden_sizes (`list[int]`): width of each stage.
-        num_attention_heads (`list[int]`, *optional*): number of heads in each stage, for mixers with heads. If absent, heads
-            are about 32 wide.
+        num_attention_heads (`list[int]`, *optional*): heads of the mixer in each stage; about 32 wide if absent.
         patch_sizes, strides, padding (`list[int]`): kernel size, stride and padding of the first convolution of each stage.
         pool_size (`int`): side of the window of "pooling", odd.
         mlp_ratio (`float`): inner width of the feed-forward network divided by the stage's width, rounded down.
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
         key_expansion, value_expansion (`float`): total size of the queries, and of the values, divided by the stage's width.
         qkv_bias (`bool`): whether the projections to queries, keys, values and gate have biases.
-        bidirectional (`bool`): if False, a token in "retention" and "attention" sees only itself and earlier tokens. Must be
-            True with "manhattan".
-        decay_schedule (`str` or `list[list[float]]`): γ of head i of H heads in "retention" and "manhattan":
-            "rmt", 1 - 2^(-2 - 4 i / H), the decays of RMT's first stages; "power_of_two", 1 - 2^(-5 - i), and "log_linear",
-            1 - exp(linspace(ln 1/32, ln 1/512)), as in RetNet; "geometric", exp(-1/τ), with time constants τ in geometric
-            progression over the heads; "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1; or a list that has, for each
-            stage, one number in (0, 1] per head.
+        bidirectional (`bool`): whether tokens see later ones in "retention" and "attention". Must be True with "manhattan".
+        decay_schedule (`str` or `list[list[float]]`): γ of head i of H heads in "retention" and "manhattan": "rmt",
+            1 - 2^(-2 - 4 i / H), the decays of RMT's first stages; a name of `RetNetConfig`, "power_of_two", "log_linear",
+            "geometric", "alibi" or "none"; or a list that has, for each stage, one number in (0, 1] per head.
         decay_range (pair of `float`): τ of the first and the last head of "geometric", in tokens or in steps on the grid.
-        use_output_gate (`bool`), output_gate_act (`str`): the gate on the output of "retention" and "manhattan", and its
-            activation.
+        use_output_gate (`bool`), output_gate_act (`str`): gate on the output of "retention" and "manhattan"; its activation.
         use_head_norm (`bool`): RMS norm on the output of each head in "retention" and "manhattan".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise".
-        use_layer_scale (`bool`), layer_scale_init_value (`float`): learned factors on the branches of a block, and their
-            initial value.
+        use_layer_scale (`bool`), layer_scale_init_value (`float`): learned factors on branches, and their first value.
         layer_norm_eps (`float`): epsilon of every norm.
         drop_path_rate (`float`): stochastic depth of the last block. The rate rises linearly from 0 in the first block.
         initializer_range (`float`): standard deviation of the weights.
-        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, from
-            "stem", "stage1", … ; the last stage if both are absent.
+        out_features, out_indices (lists, *optional*): maps of a backbone, from "stem", "stage1", …; if absent, the last.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: if a value has the wrong type or is not allowed. The message names the
-            field, the value and what is allowed.
+        huggingface_hub.errors.StrictDataclassError: names a field of the wrong type or value, the value and what is allowed.
         ValueError: if out_features and out_indices do not fit the stages.
 
     Example:
@@ -149,50 +140,45 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         heads = self.num_attention_heads[stage]
         if self.decay_schedule == "rmt":
             return [1 - 2.0 ** (-2 - 4 * head / heads) for head in range(heads)]
-        by_name = isinstance(self.decay_schedule, str)
-        return scheduled_decays(self.decay_schedule if by_name else self.decay_schedule[stage], heads, self.decay_range)
+        schedule = self.decay_schedule if isinstance(self.decay_schedule, str) else self.decay_schedule[stage]
+        return scheduled_decays(schedule, heads, self.decay_range)
 
     def validate_architecture(self) -> None:
         """Checks the fields, each alone and together, as part of `@strict` validation."""
-        check = FieldChecks(self)
-        self._check_stages(check)
-        sizes, stages = self.hidden_sizes, list(zip(self.token_mixers, self.hidden_sizes, self.num_attention_heads))
-        known = all(name in TOKEN_MIXERS for name in self.token_mixers)
-        check.require(known, "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}")
+        self._check_stages()
+        sizes = self.hidden_sizes
+        stages = list(zip(self.token_mixers, sizes, self.num_attention_heads))
+        self._require(set(self.token_mixers) <= set(TOKEN_MIXERS), "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}")
         both_ways = self.bidirectional or "manhattan" not in self.token_mixers
-        check.require(both_ways, "bidirectional", "True if token_mixers contains manhattan, which is bidirectional")
-        check.positive_integers("depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides")
-        check.require(all(number >= 0 for number in self.padding), "padding", "0 or positive")
-        check.require(self.pool_size > 0 and self.pool_size % 2 == 1, "pool_size", "odd and positive")
+        self._require(both_ways, "bidirectional", "True if token_mixers contains manhattan, which is bidirectional")
+        self._require_all("positive integers", "depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides")
+        self._require(all(number >= 0 for number in self.padding), "padding", "0 or positive")
+        self._require(self.pool_size > 0 and self.pool_size % 2 == 1, "pool_size", "odd and positive")
         not_empty = all(int(self.mlp_ratio * size) > 0 for size in sizes)
-        check.require(not_empty, "mlp_ratio", f"large enough that times each of hidden_sizes ({sizes}) it is at least 1")
-        check.positive("key_expansion", "value_expansion")
+        self._require(not_empty, "mlp_ratio", f"large enough that times each of hidden_sizes ({sizes}) it is at least 1")
+        self._require_all("positive", "key_expansion", "value_expansion")
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
             expansion = getattr(self, field)
             expanded = [(size * expansion, heads) for name, size, heads in stages if name in MIXERS_WITH_HEADS]
-            check.require(
+            self._require(
                 all(abs(size - round(size)) < 1e-6 and round(size) > 0 and round(size) % n == 0 for size, n in expanded),
                 "num_attention_heads",
                 f"for each stage a divisor of its hidden size (hidden_sizes is {sizes}) times {field} ({expansion}), which "
                 f"is the size of the {what} of all heads",
             )
-        check.activation("hidden_act", "output_gate_act")
-        check.one_of("retention_form", FORMS)
-        check.positive("num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
-        check.rate("drop_path_rate")
-        check.decay_range()
+        self._check_activation("hidden_act", "output_gate_act")
+        self._require_one_of("retention_form", FORMS)
+        self._check_decay_range()
         schedule = self.decay_schedule
         if isinstance(schedule, str):
-            check.one_of("decay_schedule", ("rmt", *DECAY_SCHEDULES))
-            return
+            return self._require_one_of("decay_schedule", ("rmt", *DECAY_SCHEDULES))
         allowed = f"a list of one list per stage (depths has {len(stages)})"
-        check.require(len(schedule) == len(stages), "decay_schedule", allowed)
+        self._require(len(schedule) == len(stages), "decay_schedule", allowed)
         decaying = [(decays, heads) for decays, (name, _, heads) in zip(schedule, stages) if name in MIXERS_WITH_DECAY]
-        check.require(
-            all(len(decays) == heads and all(0 < decay <= 1 for decay in decays) for decays, heads in decaying),
-            "decay_schedule",
-            f"for each stage a list of one number in (0, 1] per head (num_attention_heads is {self.num_attention_heads})",
-        )
+        valid = all(len(decays) == heads and all(0 < decay <= 1 for decay in decays) for decays, heads in decaying)
+        heads = self.num_attention_heads
+        allowed = f"for each stage a list of one number in (0, 1] per head (num_attention_heads is {heads})"
+        self._require(valid, "decay_schedule", allowed)
 
 
 __all__ = ["MetaFormerConfig"]

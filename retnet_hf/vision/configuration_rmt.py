@@ -4,7 +4,6 @@
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import FieldChecks
 from .configuration_stages import StagedConfigMixin
 
 
@@ -48,31 +47,25 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         num_channels (`int`): colour channels of the images.
         image_size (`int` or a pair): size of the training images, for tools that read it. The model accepts any size.
         hidden_sizes (`list[int]`): width of each stage. The first must be even, because the stem begins with half of it.
-        depths (`list[int]`): number of blocks in each stage.
-        num_attention_heads (`list[int]`): number of heads in each stage. Each head has its own decay.
+        depths, num_attention_heads (`list[int]`): number of blocks, and of heads, each with its own decay, in each stage.
         mlp_ratios (`list[float]`): inner width of the feed-forward network divided by the stage's width, rounded down.
         attention_types (`list[str]`): "whole": all tokens attend to all tokens, with decay γ^(|Δrow| + |Δcolumn|).
             "decomposed": tokens attend along the rows with γ^|Δcolumn|, then along the columns with γ^|Δrow|.
-        decay_exponents (`list[float]`), decay_exponent_ranges (`list[float]`): γ of head i of N is
-            1 - 2^(-exponent - range · i / N).
+        decay_exponents, decay_exponent_ranges (`list[float]`): γ of head i of N is 1 - 2^(-exponent - range · i / N).
         rope_theta (`float`): the tokens, counted row by row, are rotated by frequencies rope_theta^(-linspace(0, 1, K/2)).
-        use_layer_scale (`list[bool]`), layer_scale_init_value (`float`): learned factors on the branches of a block, and
-            their initial value.
+        use_layer_scale (`list[bool]`), layer_scale_init_value (`float`): learned factors on branches, and their first value.
         projection_size (`int`): width of the classifier's hidden layer.
         token_classifier_input (`str`, *optional*): adds the classifier of single tokens that the token-label (starred)
             releases have, on the last stage's "hidden_states" or on their "projection".
         hidden_act (`str`): activation of stem and feed-forward, a name of `transformers.activations.ACT2FN`.
         projection_act (`str`): activation of the classifier's hidden layer.
-        layer_norm_eps (`float`), batch_norm_eps (`float`): epsilons of the norms. The norms of feature maps in a backbone
-            have 1e-5.
+        layer_norm_eps, batch_norm_eps (`float`): epsilons of the norms; 1e-5 in a backbone's norms of feature maps.
         drop_path_rate (`float`): stochastic depth of the last block. The rate rises linearly from 0 in the first block.
         initializer_range (`float`): standard deviation of the weights of linear layers.
-        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, from
-            "stem", "stage1", … ; the last stage if both are absent.
+        out_features, out_indices (lists, *optional*): maps of a backbone, from "stem", "stage1", …; if absent, the last.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: if a value has the wrong type or is not allowed. The message names the
-            field, the value and what is allowed.
+        huggingface_hub.errors.StrictDataclassError: names a field of the wrong type or value, the value and what is allowed.
         ValueError: if out_features and out_indices do not fit the stages.
 
     Example:
@@ -92,16 +85,9 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         | {f"{name[0].upper()}*": fields for name, fields in _TOKEN_LABEL.items()}
     )
     _per_stage = (
-        "hidden_sizes",
-        "depths",
-        "num_attention_heads",
-        "mlp_ratios",
-        "attention_types",
-        "decay_exponents",
-        "decay_exponent_ranges",
-        "use_layer_scale",
+        *("hidden_sizes", "depths", "num_attention_heads", "mlp_ratios", "attention_types"),
+        *("decay_exponents", "decay_exponent_ranges", "use_layer_scale"),
     )
-
     # Outputs are gathered, because convolutions between the sharded layers read the channels of all ranks.
     base_model_tp_plan = {
         **{f"stages.*.blocks.*.attention.{name}_proj": "colwise_gather_output" for name in "qkv"},
@@ -141,32 +127,29 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Checks the fields, each alone and together, as part of `@strict` validation."""
-        check = FieldChecks(self)
-        self._check_stages(check)
-        sizes, heads = self.hidden_sizes, self.num_attention_heads
-        check.positive_integers("hidden_sizes", "depths", "num_attention_heads")
-        even_half = sizes[0] % 2 == 0
-        check.require(even_half, "hidden_sizes", "even in the first stage, because the stem begins with half that width")
-        even = all(size % (2 * number) == 0 for size, number in zip(sizes, heads))
+        self._check_stages()
+        sizes = self.hidden_sizes
+        self._require_all("positive integers", "hidden_sizes", "depths", "num_attention_heads")
+        allowed = "even in the first stage, because the stem begins with half that width"
+        self._require(sizes[0] % 2 == 0, "hidden_sizes", allowed)
+        even = all(size % (2 * number) == 0 for size, number in zip(sizes, self.num_attention_heads))
         allowed = f"for each stage a divisor of half its hidden size (hidden_sizes is {sizes}), since head sizes are even"
-        check.require(even, "num_attention_heads", allowed)
+        self._require(even, "num_attention_heads", allowed)
         not_empty = all(int(ratio * size) > 0 for ratio, size in zip(self.mlp_ratios, sizes))
-        check.require(not_empty, "mlp_ratios", f"large enough that times hidden_sizes ({sizes}) each is at least 1")
-        known = all(name in ATTENTION_TYPES for name in self.attention_types)
-        check.require(known, "attention_types", f"a list of {' and '.join(ATTENTION_TYPES)}")
+        self._require(not_empty, "mlp_ratios", f"large enough that times hidden_sizes ({sizes}) each is at least 1")
+        known = set(self.attention_types) <= set(ATTENTION_TYPES)
+        self._require(known, "attention_types", f"a list of {' and '.join(ATTENTION_TYPES)}")
         between = all(0 < decay < 1 for stage in range(len(self.depths)) for decay in self.decays(stage))
         allowed = (
             f"such that with decay_exponent_ranges ({self.decay_exponent_ranges}) every decay "
             "1 - 2^(-exponent - range · head / heads) lies between 0 and 1"
         )
-        check.require(between, "decay_exponents", allowed)
+        self._require(between, "decay_exponents", allowed)
         known = self.token_classifier_input in (None, *TOKEN_CLASSIFIER_INPUTS)
-        check.require(known, "token_classifier_input", f"None, {' or '.join(TOKEN_CLASSIFIER_INPUTS)}")
-        check.activation("hidden_act", "projection_act")
-        check.positive("num_channels", "projection_size", "layer_scale_init_value")
-        check.positive("layer_norm_eps", "batch_norm_eps", "initializer_range")
-        check.require(self.rope_theta >= 1, "rope_theta", "1 or more")
-        check.rate("drop_path_rate")
+        self._require(known, "token_classifier_input", f"None, {' or '.join(TOKEN_CLASSIFIER_INPUTS)}")
+        self._check_activation("hidden_act", "projection_act")
+        self._require_all("positive", "projection_size", "batch_norm_eps")
+        self._require(self.rope_theta >= 1, "rope_theta", "1 or more")
 
 
 __all__ = ["RMTConfig"]

@@ -5,17 +5,16 @@ from typing import Any
 
 from transformers.backbone_utils import BackboneConfigMixin
 
-from ..arguments.configuration_checks import FieldChecks, KnownFieldsMixin, PresetsMixin
+from ..arguments.configuration_checks import ConfigMixin
 
 
-class VisionConfigMixin(PresetsMixin, KnownFieldsMixin, BackboneConfigMixin):
+class VisionConfigMixin(ConfigMixin, BackboneConfigMixin):
     """Names the outputs of the stem and the stages, and chooses a backbone's feature maps among them."""
 
     def _name_stages(self, stages: int, kwargs: dict[str, Any]) -> None:
         self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, stages + 1)]
-        self.set_output_features_output_indices(
-            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
-        )
+        chosen = {name: kwargs.pop(name, None) for name in ("out_features", "out_indices")}
+        self.set_output_features_output_indices(**chosen)
 
 
 class StagedConfigMixin(VisionConfigMixin):
@@ -39,9 +38,11 @@ class StagedConfigMixin(VisionConfigMixin):
         """Returns the width of the last stage."""
         return self.hidden_sizes[-1]
 
-    def _check_stages(self, check: FieldChecks) -> None:
+    def _check_stages(self) -> None:
+        """Checks the fields that all models with stages have."""
         stages = len(self.depths)
-        check.require(stages > 0, "depths", "a list of at least one number")
-        for field in self._per_stage:
-            allowed = f"a list of one value per stage (depths has {stages})"
-            check.require(len(getattr(self, field)) == stages, field, allowed)
+        self._require(stages > 0, "depths", "a list of at least one number")
+        allowed = f"a list of one value per stage (depths has {stages})"
+        self._require_all(allowed, *self._per_stage, allows=lambda values: len(values) == stages)
+        self._require_all("positive", "num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
+        self._require_all("in [0, 1)", "drop_path_rate")

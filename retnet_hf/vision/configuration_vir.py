@@ -6,8 +6,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import FieldChecks
-from ..arguments.decay_schedules import DECAY_SCHEDULES, scheduled_decays
+from ..arguments.configuration_checks import scheduled_decays
 from ..ops.choices import FORMS
 from .configuration_stages import VisionConfigMixin
 
@@ -49,8 +48,7 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
     BrianPulfer/vision-retention-networks.
 
     Args:
-        image_size (`int` or a pair): height and width of the images for which positions are learned.
-        patch_size (`int` or a pair): height and width of a patch.
+        image_size, patch_size (`int` or a pair): height and width of an image with learned positions, and of a patch.
         num_channels (`int`): colour channels of the images.
         hidden_size (`int`), num_hidden_layers (`int`): width and number of the blocks.
         num_attention_heads (`int`): number of heads in each block. Each head has its own decay.
@@ -60,34 +58,27 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         pooling (`str`): computation of `pooler_output`, the input of the classifier. "class_token": a learned token after
             all patches; "last_patch"; "mean": the last norm of the mean of the patches; "mean_but_first": the same without
             the first patch, as in the authors' code.
-        decay_schedule (`str` or `list[float]`): γ of head i of H heads: "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)),
-            as in the authors' code; "power_of_two", 1 - 2^(-5-i), as in RetNet, equation 8; "geometric", exp(-1/τ), with
-            time constants τ in geometric progression over the heads; "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none",
-            1; or a list of one number in (0, 1] per head.
+        decay_schedule (`str` or `list[float]`): γ of each head: a name of `RetNetConfig`, "log_linear" (the authors' code),
+            "power_of_two", "geometric", "alibi" or "none"; or a list of one number in (0, 1] per head.
         decay_range (pair of `float`): τ of the first and the last head of "geometric", in patches.
         bidirectional (`bool`): whether a token also sees later tokens, with decay γ^|n-m|.
         mirror_sequence (`bool`): whether all tokens are repeated in reverse order after the sequence, so that the second
             half sees all tokens. This is the authors' bidirectional mode. It needs a pooling of patches.
         qkv_bias (`bool`): whether the projections to queries, keys and values have biases.
         use_per_head_projections (`bool`): whether each head's projections read only its slice of the hidden state.
-        use_retention_norm (`bool`), retention_act (`str`, *optional*): layer norm over the outputs of all heads, and the
-            activation after it, a name of ACT2FN.
-        use_layer_scale (`bool`), layer_scale_init_value (`float`): learned factors on the branches of a block, and their
-            initial value.
+        use_retention_norm (`bool`), retention_act (`str`, *optional*): layer norm over all heads, activation after it.
+        use_layer_scale (`bool`), layer_scale_init_value (`float`): learned factors on branches, and their first value.
         layer_norm_eps (`float`): epsilon of every norm.
-        embedding_dropout (`float`), hidden_dropout (`float`), activation_dropout (`float`): dropout of the embeddings, of
-            the output of each branch, and inside the feed-forward network.
+        embedding_dropout, hidden_dropout, activation_dropout (`float`): dropout of embeddings, branches, feed-forward.
         drop_path_rate (`float`): stochastic depth of the last block. The rate rises linearly from 0 in the first block.
         initializer_range (`float`): standard deviation of the truncated normal distribution of the initial weights.
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head size if absent.
         apply_layernorm (`bool`): whether the last norm is applied to the feature maps of a backbone.
-        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, from
-            "stem", "stage1", … ; the last stage if both are absent.
+        out_features, out_indices (lists, *optional*): maps of a backbone, from "stem", "stage1", …; if absent, the last.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: if a value has the wrong type or is not allowed. The message names the
-            field, the value and what is allowed.
+        huggingface_hub.errors.StrictDataclassError: names a field of the wrong type or value, the value and what is allowed.
         ValueError: if out_features and out_indices do not fit the blocks.
 
     Example:
@@ -179,32 +170,29 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Checks the fields, each alone and together, as part of `@strict` validation."""
-        check = FieldChecks(self)
-        heads, patch_size = self.num_attention_heads, self.patch_size
-        check.positive_integer(
-            "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"
-        )
+        self._require_all("a positive integer", "num_channels", "hidden_size", "num_hidden_layers")
+        self._require_all("a positive integer", "num_attention_heads", "intermediate_size")
         for field in ("image_size", "patch_size"):
             size = _pair(getattr(self, field))
-            check.require(len(size) == 2 and min(size) > 0, field, "a positive integer, or a pair of height and width")
+            self._require(len(size) == 2 and min(size) > 0, field, "a positive integer, or a pair of height and width")
         whole_patches = all(image % patch == 0 for image, patch in zip(self.image_shape, self.patch_shape))
-        check.require(whole_patches, "image_size", f"a multiple of patch_size ({patch_size})")
-        check.positive_integer_or_none("chunk_size")
-        divides = self.hidden_size % heads == 0
-        check.require(divides, "num_attention_heads", f"a divisor of hidden_size ({self.hidden_size})")
-        check.one_of("pooling", POOLINGS)
-        check.one_of("retention_form", FORMS)
-        check.activation("hidden_act")
-        check.activation("retention_act", allowed="None, or a name of transformers.activations.ACT2FN")
+        self._require(whole_patches, "image_size", f"a multiple of patch_size ({self.patch_size})")
+        self._require_all("a positive integer or None", "chunk_size")
+        divides = self.hidden_size % self.num_attention_heads == 0
+        self._require(divides, "num_attention_heads", f"a divisor of hidden_size ({self.hidden_size})")
+        self._require_one_of("pooling", POOLINGS)
+        self._require_one_of("retention_form", FORMS)
+        self._check_activation("hidden_act")
+        self._check_activation("retention_act", allowed="None, or a name of transformers.activations.ACT2FN")
         if self.mirror_sequence:
             allowed = "False if bidirectional is True, since either option lets tokens see later tokens"
-            check.require(not self.bidirectional, "mirror_sequence", allowed)
+            self._require(not self.bidirectional, "mirror_sequence", allowed)
             allowed = "last_patch, mean or mean_but_first if mirror_sequence is True"
-            check.require(self.pooling != "class_token", "pooling", allowed)
-        check.rate("embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate")
-        check.positive("layer_norm_eps", "initializer_range", "layer_scale_init_value")
-        check.decay_schedule(DECAY_SCHEDULES)
-        check.decay_range()
+            self._require(self.pooling != "class_token", "pooling", allowed)
+        self._require_all("in [0, 1)", "embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate")
+        self._require_all("positive", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
+        self._check_decay_schedule()
+        self._check_decay_range()
 
 
 def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, ...]:

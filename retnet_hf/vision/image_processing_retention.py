@@ -86,7 +86,7 @@ ViRImageProcessorKwargs = RMTImageProcessorKwargs = MetaFormerImageProcessorKwar
 
 
 class RetentionImageProcessing(SavedWithCode):
-    """Image processing common to both backends. In an image processor's base classes, it stands before the backend.
+    """Image processing common to both backends. Must precede the backend in the list of base classes.
 
     Images are converted to RGB, resized to `size`, rescaled by 1/255 and normalised by the mean and standard deviation of
     ImageNet. `size` is always the size of the output, {"height": …, "width": …} or one number for both.
@@ -117,8 +117,7 @@ class RetentionImageProcessing(SavedWithCode):
 
     def _standardize_kwargs(self, size=None, crop_pct: float | None = None, **kwargs) -> dict:
         kwargs = super()._standardize_kwargs(size=size, **kwargs)
-        height, width = (kwargs["size"].height, kwargs["size"].width) if size is not None else (None, None)
-        if size is not None and not (height and width and height > 0 and width > 0):
+        if size is not None and not all(side and side > 0 for side in (kwargs["size"].height, kwargs["size"].width)):
             raise ValueError(
                 'size must be the size of the output, {"height": …, "width": …} or one positive number for both, '
                 f"got {size!r}."
@@ -140,10 +139,10 @@ class RetentionImageProcessing(SavedWithCode):
         **kwargs,
     ) -> np.ndarray | Tensor:
         """Returns an image as (channels, height, width), in the type of the backend, in RGB if `do_convert_rgb`."""
-        if do_convert_rgb and isinstance(image, PIL.Image.Image):
-            image, input_data_format = rgb_of_picture(image), ChannelDimension.FIRST
-        elif do_convert_rgb:
-            image, input_data_format = rgb_of_array(image, input_data_format), ChannelDimension.FIRST
+        if do_convert_rgb:
+            is_picture = isinstance(image, PIL.Image.Image)
+            image = rgb_of_picture(image) if is_picture else rgb_of_array(image, input_data_format)
+            input_data_format = ChannelDimension.FIRST
         if self.backend == "pil" and isinstance(image, Tensor):
             image = image.cpu()
         return super().process_image(image, do_convert_rgb=False, input_data_format=input_data_format, **kwargs)
@@ -183,10 +182,7 @@ class RetentionImageProcessor(*(_WITH_TORCHVISION if is_torchvision_available() 
 
 
 class ViRImageProcessor(RetentionImageProcessor):
-    """Prepares images for ViR. Its authors evaluate on a centre crop of 0.9, resized bicubically.
-
-    The arguments are the arguments of `RetentionImageProcessing`.
-    """
+    """`RetentionImageProcessing` for ViR. Its authors evaluate on a centre crop of 0.9, resized bicubically."""
 
     crop_pct = 0.9
 
@@ -198,10 +194,7 @@ class ViRImageProcessorPil(RetentionImageProcessorPil):
 
 
 class RMTImageProcessor(RetentionImageProcessor):
-    """Prepares images for RMT. Its authors evaluate on a centre crop of 0.875 at 224 pixels, and of 1 at larger sizes.
-
-    The arguments are the arguments of `RetentionImageProcessing`.
-    """
+    """`RetentionImageProcessing` for RMT. Its authors crop 0.875 of the centre at 224 pixels, and all at larger sizes."""
 
     crop_pct = 0.875
 
@@ -213,10 +206,7 @@ class RMTImageProcessorPil(RetentionImageProcessorPil):
 
 
 class MetaFormerImageProcessor(RetentionImageProcessor):
-    """Prepares images for MetaFormer. The centre crop of 0.9 is PoolFormer's up to S36; for M36 and M48 it is 0.95.
-
-    The arguments are the arguments of `RetentionImageProcessing`.
-    """
+    """`RetentionImageProcessing` for MetaFormer. The centre crop of 0.9 is PoolFormer's up to S36; M36 and M48 have 0.95."""
 
     crop_pct = 0.9
 

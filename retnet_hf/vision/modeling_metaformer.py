@@ -20,16 +20,11 @@ from transformers.utils import TransformersKwargs
 
 from ..modules.computed_buffers import HeadDecay
 from ..modules.eager_attention import eager_attention_forward
-from ..ops.kernels import TORCH, Kernels, kernels_of_call, load_kernels
+from ..ops.kernels import kernels_of_call, load_kernels
+from ..ops.layout import layout_of
+from ..ops.plan import Plan, Rotation
 from ..ops.retention_2d import manhattan_map, manhattan_retention
-from ..ops.retention_forms import (
-    bidirectional_retention,
-    decay_map,
-    default_chunk_size,
-    map_times_values,
-    retention,
-    retention_map,
-)
+from ..ops.retention_forms import default_chunk_size
 from .configuration_metaformer import MetaFormerConfig
 from .vision_blocks import (
     ChannelsLast,
@@ -122,26 +117,23 @@ class MetaFormerRetention(MetaFormerHeads):
         self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, output_maps: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the retention (B, H, R, L, V) of the tokens and, with `output_maps`, its map (B, H, T, T), else None."""
-        grid, form, both_ways, maps = query.shape[2:4], self.config.retention_form, self.config.bidirectional, None
+        (_, heads, *grid, key_dim), value_dim, both_ways = query.shape, value.shape[-1], self.config.bidirectional
         query, key, value = (tensor.flatten(2, 3) for tensor in (query, key, value))  # (B, H, T, .)
-        covered = form in ("auto", "chunkwise") and not output_maps and query.shape[2] > 1
-        kernels = self.kernels_of(query, value, both_ways) if covered else TORCH
-        if output_maps:  # the output is computed from the map, so that a gradient reaches the map
-            maps = retention_map(query, key, decay_map(log_decay, query.shape[2], bidirectional=both_ways))
-            output = map_times_values(maps, value)
-        elif kernels.complete:
-            output, _ = kernels.chunkwise(query, key, value, log_decay, bidirectional=both_ways)
-        elif both_ways:
-            output = bidirectional_retention(query, key, value, log_decay, form=form)
-        else:
-            output, _ = retention(query, key, value, log_decay, form=form)
+        layout, chunk_size = layout_of((1, query.shape[2]), query.device), default_chunk_size(key_dim, value_dim)
+        kernels = kernels_of_call(
+            self.kernels, layout, query.dtype, (heads, heads, heads, key_dim, value_dim, chunk_size, both_ways)
+        )
+        options = {"with_final": False, "bidirectional": both_ways, "maps": output_maps, "kernels": kernels}
+        plan = Plan(
+            layout,
+            lambda _, **options: Rotation(None, **options),
+            [log_decay],
+            self.config.retention_form,
+            chunk_size,
+            **options,
+        )
+        output, _, maps = plan.compute(0, query, key, value)
         return output.unflatten(2, grid), maps
-
-    def kernels_of(self, query: Tensor, value: Tensor, both_ways: bool) -> Kernels:
-        """Returns the implementation of retention for queries (B, H, T, K) and values (B, H, T, V)."""
-        (_, heads, length, key_dim), value_dim = query.shape, value.shape[-1]
-        sizes = heads, heads, heads, key_dim, value_dim, default_chunk_size(key_dim, value_dim), both_ways
-        return kernels_of_call(self.kernels, query.device, query.dtype, sizes, length)
 
 
 class MetaFormerManhattanRetention(MetaFormerRetention):

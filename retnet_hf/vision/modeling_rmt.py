@@ -49,11 +49,7 @@ class RMTGeometry:
     """
 
     def __init__(
-        self,
-        angle: Tensor,  # (T, 1, K/2)
-        decay: Tensor | None = None,
-        row_decay: Tensor | None = None,
-        column_decay: Tensor | None = None,
+        self, angle: Tensor, decay: Tensor | None = None, row_decay: Tensor | None = None, column_decay: Tensor | None = None
     ) -> None:
         self.cos, self.sin = angle.cos(), angle.sin()
         self.decay, self.row_decay, self.column_decay = decay, row_decay, column_decay
@@ -73,8 +69,7 @@ class RMTPositions(ComputedBuffer):
 
     def __init__(self, config: RMTConfig, stage: int) -> None:
         super().__init__()
-        self.config = config
-        self.stage = stage
+        self.config, self.stage = config, stage
         self.decomposed = config.attention_types[stage] == "decomposed"
         self.decay = HeadDecay(config.decays(stage))
         self.frequency = nn.Buffer(self.compute(), persistent=False)
@@ -96,10 +91,9 @@ class RMTPositions(ComputedBuffer):
 
         if self.decomposed:
             return RMTGeometry(angle, row_decay=decay_along(columns).to(dtype), column_decay=decay_along(rows).to(dtype))
-        between_rows = decay_along(rows)[:, :, :, None, :, None]
-        between_columns = decay_along(columns)[:, :, None, :, None, :]
-        decay = (between_rows + between_columns).reshape(1, -1, rows * columns, rows * columns)
-        return RMTGeometry(angle, decay.to(dtype))
+        decay = decay_along(rows)[:, :, :, None, :, None] + decay_along(columns)[:, :, None, :, None, :]
+        decay = decay.reshape(1, -1, rows * columns, rows * columns)
+        return RMTGeometry(angle, decay=decay.to(dtype))
 
 
 class RMTAttention(nn.Module):
@@ -216,12 +210,8 @@ class RMTBlock(GradientCheckpointingLayer):
         self.mlp = RMTMLP(config, stage)
         self.mlp_branch = ResidualBranch(size, layer_scale, drop_path_rate)
 
-    def forward(
-        self,
-        hidden_states: Tensor,  # (B, R, L, C)
-        geometry: RMTGeometry,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> Tensor:
+    def forward(self, hidden_states: Tensor, geometry: RMTGeometry, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
+        """Returns (B, R, L, C) from (B, R, L, C)."""
         hidden_states = hidden_states + self.position_encoding(hidden_states)
         branch, _ = self.attention(self.attention_norm(hidden_states), geometry=geometry, **kwargs)
         hidden_states = self.attention_branch(hidden_states, branch)
@@ -249,20 +239,16 @@ class RMTStem(nn.Module):
     def __init__(self, config: RMTConfig) -> None:
         super().__init__()
         size = config.hidden_sizes[0]
-        self.layers = nn.ModuleList(
-            [
-                RMTConvolution(config, config.num_channels, size // 2, stride=2, activate=True),
-                RMTConvolution(config, size // 2, size // 2, activate=True),
-                RMTConvolution(config, size // 2, size, stride=2, activate=True),
-                RMTConvolution(config, size, size),
-            ]
+        self.layers = nn.Sequential(
+            RMTConvolution(config, config.num_channels, size // 2, stride=2, activate=True),
+            RMTConvolution(config, size // 2, size // 2, activate=True),
+            RMTConvolution(config, size // 2, size, stride=2, activate=True),
+            RMTConvolution(config, size, size),
         )
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Returns tokens (B, C, R, L) of images (B, num_channels, height, width)."""
-        for layer in self.layers:
-            pixel_values = layer(pixel_values)
-        return pixel_values
+        return self.layers(pixel_values)
 
 
 class RMTStage(nn.Module):
@@ -270,9 +256,8 @@ class RMTStage(nn.Module):
 
     def __init__(self, config: RMTConfig, stage: int) -> None:
         super().__init__()
-        self.merging = None
-        if stage > 0:
-            self.merging = RMTConvolution(config, config.hidden_sizes[stage - 1], config.hidden_sizes[stage], stride=2)
+        sizes = config.hidden_sizes
+        self.merging = RMTConvolution(config, sizes[stage - 1], sizes[stage], stride=2) if stage > 0 else None
         self.positions = RMTPositions(config, stage)
         rates = drop_path_rates(config.drop_path_rate, config.depths)[stage]
         self.blocks = nn.ModuleList([RMTBlock(config, stage, rate) for rate in rates])
@@ -341,9 +326,8 @@ class RMTForImageClassification(ImageClassifierMixin, RMTPreTrainedModel):
         self.classifier = classifier(config.projection_size, config.num_labels)
         self.token_classifier = None
         if config.token_classifier_input is not None and config.num_labels > 0:
-            on_projection = config.token_classifier_input == "projection"
-            size = config.projection_size if on_projection else config.hidden_size
-            self.token_classifier = classifier(size, config.num_labels)
+            sizes = {"projection": config.projection_size, "hidden_states": config.hidden_size}
+            self.token_classifier = classifier(sizes[config.token_classifier_input], config.num_labels)
         self.post_init()
 
     def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:

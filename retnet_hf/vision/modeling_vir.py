@@ -27,7 +27,7 @@ from ..modules.computed_buffers import HeadDecay
 from ..modules.hooks import has_hooks
 from ..ops.kernels import kernels_of_call, load_kernels
 from ..ops.layout import layout_of
-from ..ops.plan import Plan, Scaling, plan_of_rows
+from ..ops.plan import Plan, Rotation
 from ..ops.retention_forms import default_chunk_size, form_of_call
 from .configuration_vir import ViRConfig
 from .vision_blocks import (
@@ -45,18 +45,6 @@ from .vision_blocks import (
 
 # Without gradients, a block on a CPU reads this many patches at a time, so that its intermediate results stay in the cache.
 PIECE_SIZE = 2048
-
-
-class ViRState:
-    """The retention state (B, H, K, K) of one layer. It is None before the first token."""
-
-    def __init__(self) -> None:
-        self.state: Tensor | None = None
-
-    def update(self, key: Tensor, value: Tensor, query: Tensor, plan: Plan, layer_idx: int) -> Tensor:
-        """Returns the retention of new tokens, and updates the state."""
-        output, self.state = plan.operators[layer_idx](query, key, value, self.state)
-        return output
 
 
 class ViREmbeddings(nn.Module):
@@ -166,7 +154,7 @@ class ViRRetention(nn.Module):
         self,
         hidden_states: Tensor,  # (B, T, D)
         plan: Plan,
-        past: ViRState | None = None,
+        states: dict[nn.Module, Tensor] | None = None,  # the state (B, H, K, K) of each layer after earlier tokens, updated
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the call asks for it, else None."""
@@ -175,7 +163,10 @@ class ViRRetention(nn.Module):
             return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
         query, key, value = (heads(projection(hidden_states)) for projection in (self.q_proj, self.k_proj, self.v_proj))
-        output, maps = plan.retain(0, *plan.rotate(query, key), value, past)
+        state = None if states is None else states.get(self)
+        output, state, maps = plan.compute(0, *plan.rotate(query, key), value, state)
+        if states is not None:
+            states[self] = state
         output = output.transpose(1, 2).flatten(2)  # (B, T, D)
         if self.norm is not None:
             output = self.norm(output)
@@ -200,19 +191,20 @@ class ViRBlock(GradientCheckpointingLayer):
         self,
         hidden_states: Tensor,  # (B, T, D)
         plans: list[Plan],  # one for each piece of the tokens
-        past: ViRState | None = None,  # the state after earlier tokens
+        states: dict[nn.Module, Tensor] | None = None,  # as in `ViRRetention.forward`
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         if len(plans) == 1:
-            return self.read(hidden_states, plans[0], past, **kwargs)
-        past, output, size = past or ViRState(), torch.empty_like(hidden_states), plans[0].layout.tokens
+            return self.read(hidden_states, plans[0], states, **kwargs)
+        states = {} if states is None else states
+        output, size = torch.empty_like(hidden_states), plans[0].layout.tokens
         for piece, place, plan in zip(hidden_states.split(size, dim=1), output.split(size, dim=1), plans):
-            place.copy_(self.read(piece, plan, past, **kwargs))
+            place.copy_(self.read(piece, plan, states, **kwargs))
         return output
 
-    def read(self, hidden_states: Tensor, plan: Plan, past: ViRState | None, **kwargs: Any) -> Tensor:
+    def read(self, hidden_states: Tensor, plan: Plan, states: dict[nn.Module, Tensor] | None, **kwargs: Any) -> Tensor:
         """Returns the output of the block for one piece of the tokens, (B, T, D) -> (B, T, D)."""
-        branch, _ = self.retention(self.retention_norm(hidden_states), plan=plan, past=past, **kwargs)
+        branch, _ = self.retention(self.retention_norm(hidden_states), plan=plan, states=states, **kwargs)
         hidden_states = self.retention_branch(hidden_states, branch)
         return self.mlp_branch(hidden_states, self.mlp(self.mlp_norm(hidden_states)))
 
@@ -355,7 +347,7 @@ class ViRModel(ViRPreTrainedModel):
                 f"image_size must be a multiple of the patch_size {self.config.patch_shape}, got {(height, width)}."
             )
         self._check_mean("image_size", (height, width))
-        states, top, total, patches, batch = [ViRState() for _ in self.layers], 0, 0, 0, None
+        states, top, total, patches, batch = {}, 0, 0, 0, None
         for band in bands:
             self._check(band)
             if batch is not None and len(band) != batch:
@@ -409,7 +401,7 @@ class ViRModel(ViRPreTrainedModel):
         hidden_states: Tensor,  # (B, T, D)
         retention_form: str | None,
         kwargs: dict[str, Any],  # further arguments of `forward`
-        states: list[ViRState] | None = None,  # state of each layer after earlier tokens
+        states: dict[nn.Module, Tensor] | None = None,  # as in `ViRRetention.forward`
     ) -> Tensor:
         """Returns the output of the last block, (B, T, D)."""
         config, length = self.config, hidden_states.shape[1]
@@ -427,15 +419,17 @@ class ViRModel(ViRPreTrainedModel):
         heads, head_dim, device = config.num_attention_heads, config.head_dim, hidden_states.device
         sizes = heads, heads, heads, head_dim, head_dim, chunk_size, config.bidirectional
         options = {"with_final": with_final, "bidirectional": config.bidirectional, "maps": maps}
-        scaling, layouts = Scaling(head_dim**-0.5), [layout_of((1, size), device) for size in lengths]
+
+        def rotation(position: Tensor, **options: Any) -> Rotation:
+            return Rotation(None, head_dim**-0.5, **options)
+
         plans = []
-        for layout, tokens in zip(layouts, lengths):
-            kernels = kernels_of_call(self.kernels, device, hidden_states.dtype, sizes, tokens)
-            plans.append(
-                plan_of_rows(layout, lambda *_, **__: scaling, log_decays, form, chunk_size, kernels=kernels, **options)
-            )
-        for layer, past in zip(self.layers, states or [None] * len(self.layers)):
-            hidden_states = layer(hidden_states, plans=plans, past=past, **kwargs)
+        for tokens in lengths:
+            layout = layout_of((1, tokens), device)
+            kernels = kernels_of_call(self.kernels, layout, hidden_states.dtype, sizes)
+            plans.append(Plan(layout, rotation, log_decays, form, chunk_size, kernels=kernels, **options))
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, plans=plans, states=states, **kwargs)
         return hidden_states
 
 

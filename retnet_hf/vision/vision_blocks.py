@@ -56,8 +56,7 @@ class ResidualBranch(nn.Module):
 
     def __init__(self, size: int, layer_scale: float | None, drop_path_rate: float, dropout: float = 0.0) -> None:
         super().__init__()
-        self.layer_scale = layer_scale
-        self.drop_path_rate = drop_path_rate
+        self.layer_scale, self.drop_path_rate = layer_scale, drop_path_rate
         self.dropout = nn.Dropout(dropout)
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((size,), float(layer_scale)))
 
@@ -207,9 +206,8 @@ class ImageClassifierMixin:
         outputs = self.base_model(pixel_values, return_dict=True, **kwargs)
         logits = self.classify(outputs)
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
-        return ImageClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+        return ImageClassifierOutput(loss=loss, logits=logits, **recorded)
 
     def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:
         """Returns the logits (B, num_labels)."""
@@ -252,11 +250,8 @@ class VisionBackboneMixin(BackboneMixin):
         ```
         """
         outputs = self.base_model(pixel_values, return_dict=True, **self.model_arguments, **kwargs)
-        feature_maps = tuple(
-            self.feature_map(name, hidden_states, pixel_values)
-            for name, hidden_states in zip(self.stage_names, outputs.hidden_states)
-            if name in self.out_features
-        )
+        stages = [each for each in zip(self.stage_names, outputs.hidden_states) if each[0] in self.out_features]
+        feature_maps = tuple(self.feature_map(*stage, pixel_values) for stage in stages)
         return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
 

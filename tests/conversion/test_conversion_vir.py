@@ -12,7 +12,7 @@ from small_vir import images, small_vir
 from torch import Tensor
 
 from retnet_hf import ViRConfig, ViRForImageClassification
-from retnet_hf.ops import operators
+from retnet_hf.ops import plan
 from retnet_hf_conversion.checkpoint import Checkpoint
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.formats import format_of, plan_of
@@ -81,7 +81,7 @@ def test_the_authors_recurrent_and_chunkwise_functions(form):
 
 def softmax_over_decayed_scores(query, key, value, state, tables, order, with_final) -> tuple[Tensor, None]:
     """The authors' parallel form, which is none of retention."""
-    assert tables.one_chunk
+    assert tables.is_whole
     return (query @ key.transpose(-1, -2) * tables.inner[:, :, 0]).softmax(-1) @ value, None
 
 
@@ -92,7 +92,7 @@ def test_the_authors_parallel_function_differs_by_its_softmax_alone(case, monkey
     model, data = read(case)
     with torch.no_grad():
         assert (model(data.tensors["pixel_values"]).logits - data.tensors["logits"]).abs().max() > 1
-    monkeypatch.setattr(operators, "retention_in_chunks", softmax_over_decayed_scores)
+    monkeypatch.setattr(plan, "retention_in_chunks", softmax_over_decayed_scores)
     out = model(
         data.tensors["pixel_values"],
         labels=data.tensors["labels"],

@@ -241,9 +241,9 @@ def test_a_program_is_asked_for_what_it_was_made_for_alone(made, tmp_path, chang
         if change == "strides":
             hidden_states = torch.randn(1, 1, 64)[..., ::2]
         elif change == "turn":
-            plan.rotate.turn = torch.add
+            plan.rotate.rotate = torch.add
         elif change == "narrows":
-            plan.rotate.narrows = (torch.float32,)
+            plan.rotate.cast_dtypes = (torch.float32,)
         elif change == "shape of the state":
             past.recurrent_states = past.recurrent_states[..., :-1].contiguous()
         assert (layer.programs[1].decay(hidden_states, plan, past) is not None) == (change == "none")

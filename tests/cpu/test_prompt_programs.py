@@ -93,7 +93,9 @@ def test_prompts_continue_a_state_and_are_taken_back(made, tmp_path):
     assert len(made.of_prompts) == 2 * 2 * 2
 
 
-@pytest.mark.parametrize("change", [{}, {"turn": torch.add}, {"narrows": (torch.float32,)}], ids=["none", "turn", "narrows"])
+@pytest.mark.parametrize(
+    "change", [{}, {"rotate": torch.add}, {"cast_dtypes": (torch.float32,)}], ids=["none", "kernel", "dtype"]
+)
 def test_another_rotation_is_left_to_the_layer(made, tmp_path, change):
     """By a kernel, or to another type: programs have one of their own."""
     fast, hidden_states = compiled(small_model(), tmp_path), torch.randn(1, 7, 32)

@@ -24,10 +24,12 @@ from retnet_hf.hub.cards import model_card
 from retnet_hf.hybrid.attention_columns import columns_of, visible
 from retnet_hf.hybrid.softmax_attention import AttentionStateLayer, attention_plans
 from retnet_hf.ops.layout import layout_of
+from retnet_hf.ops.plan import Rotation
 
 
 def no_rotation(position=None):
     """In the place of a model's, where only the blocks of a plan are looked at."""
+    return Rotation(None)
 
 
 @pytest.fixture(autouse=True)

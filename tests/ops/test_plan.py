@@ -8,9 +8,9 @@ import torch
 from small_models import random_ids, small_model
 
 import retnet_hf
+from retnet_hf.ops.kernels import TORCH
 from retnet_hf.ops.layout import layout_of
-from retnet_hf.ops.operators import Function
-from retnet_hf.ops.plan import Plan
+from retnet_hf.ops.plan import Plan, Rotation
 
 
 def test_no_public_name_hides_a_module():
@@ -30,19 +30,21 @@ def test_a_plan_moves_with_all_its_tensors_and_what_layers_share_stays_shared():
     mask = torch.ones(2, 20, dtype=torch.int64)
     mask[0, :3] = 0
     plan = plan_of(model, attention_mask=mask)
+    assert plan.decays(plan.log_decays[0]).inner.device.type == "cpu"
     moved = plan.to("meta")
-    assert moved.operators[0] is moved.operators[1]
-    assert moved.operators[0].tables.inner.device.type == "meta"
-    assert moved.operators[0].ages.age.device.type == "meta"
+    assert moved.log_decays[0] is moved.log_decays[1]
+    assert moved.decays(moved.log_decays[1]).inner.device.type == "meta"
+    assert moved.layout.ages.age.device.type == "meta"
     assert moved.layout.present.device.type == "meta"
-    assert {part.device.type for part in (*moved.rotate.of_query, *moved.rotate.of_key)} == {"meta"}
+    assert {part.device.type for part in (*moved.rotate.query_angles, *moved.rotate.key_angles)} == {"meta"}
     assert plan.layout.present.device.type == "cpu"
 
 
-def test_layers_of_equal_decays_share_an_operator_and_others_have_their_own():
-    shared, own = plan_of(small_model()), plan_of(small_model("grouped"))
-    assert shared.operators[0] is shared.operators[1]
-    assert own.operators[0] is not own.operators[1]
+def test_layers_of_equal_decays_share_their_powers_and_others_have_their_own():
+    for dialect, shares in (("fla", True), ("grouped", False)):
+        plan = plan_of(small_model(dialect))
+        first, second = (plan.decays(log_decay) for log_decay in plan.log_decays[:2])
+        assert (first is second) == shares
 
 
 def test_one_token_is_computed_in_place_and_more_are_not():
@@ -52,13 +54,13 @@ def test_one_token_is_computed_in_place_and_more_are_not():
 
 
 @pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
-def test_operators_give_absent_tokens_zeros(form):
+def test_forms_give_absent_tokens_zeros(form):
     mask = torch.ones(2, 20, dtype=torch.int64)
     mask[0, :3] = mask[1, 7] = 0
-    operator = plan_of(small_model(), attention_mask=mask, retention_form=form).operators[0]
+    plan = plan_of(small_model(), attention_mask=mask, retention_form=form)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, 4, 20, 8, generator=generator) for _ in range(3))
-    output, _ = operator(query, key, value, None)
+    output, *_ = plan.compute(0, query, key, value)
     assert output.movedim(2, 1)[mask == 1].all(dim=(1, 2)).all()
     assert not output.movedim(2, 1)[mask == 0].any()
 
@@ -76,7 +78,8 @@ def test_what_a_kernel_computes_for_absent_tokens_is_dropped():
     mask = torch.ones(2, 6, dtype=torch.int64)
     mask[0, :3] = 0
     layout = layout_of((2, 6), torch.device("cpu"), mask)
-    operator = Function(lambda query, *others: (torch.ones_like(query), None), torch.zeros(4), layout)
-    output, _ = operator(*[torch.zeros(2, 4, 6, 8)] * 3, None)
+    kernels = TORCH._replace(chunkwise=lambda query, *others, **options: (torch.ones_like(query), None))
+    plan = Plan(layout, lambda _, **options: Rotation(None, **options), [torch.zeros(4)], "auto", 4, kernels=kernels)
+    output, *_ = plan.compute(0, *[torch.zeros(2, 4, 6, 8)] * 3)
     assert output.movedim(2, 1)[mask == 1].eq(1).all()
     assert not output.movedim(2, 1)[mask == 0].any()

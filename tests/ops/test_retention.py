@@ -405,11 +405,17 @@ def test_decay_tables_of_a_padded_batch_are_those_of_a_sequence_without_a_mask()
     """Apart from one number for each token: no table of (C, C) depends on the batch (D7), unless a chunk has holes."""
     mask, tables = torch.ones(8, 4096, dtype=torch.bool), decay_tables(torch.full((8,), -0.01), 4096, 256)
     mask[0, :300], mask[1, -300:] = False, False
-    padded = tables.of_chunks(token_ages(mask, None), 0, 16, 256)
+    padded = tables.blocks(*[torch.empty(8, 8, 4096, 1)] * 3, token_ages(mask, None), at_once=True)[0]
     assert padded.inner is tables.inner
     assert padded.query.numel() == padded.key.numel() == 8 * 8 * 4096
     mask[0, [310, 400]] = False
-    assert tables.of_chunks(token_ages(mask, None), 0, 16, 256).inner.shape == (8, 8, 16, 256, 256)
+    assert tables.blocks(*[torch.empty(8, 8, 4096, 1)] * 3, token_ages(mask, None), at_once=True)[0].inner.shape == (
+        8,
+        8,
+        16,
+        256,
+        256,
+    )
 
 
 @pytest.mark.parametrize("chunk_size", [None, 16], ids=["parallel", "chunkwise"])

@@ -18,7 +18,7 @@ from retnet_hf import (
 )
 from retnet_hf.ops.kernels import TORCH
 from retnet_hf.ops.layout import layout_of
-from retnet_hf.ops.operators import operators_of
+from retnet_hf.ops.plan import Plan, Rotation
 
 
 def masked_product(query, key, value, log_decay, mask, reset):
@@ -179,11 +179,12 @@ def test_kernels_compute_both_ways(length, chunk_size, form, marks):
         calls.append(len(arguments))
         return chunkwise_retention(*arguments, **options)
 
-    kernels = TORCH._replace(chunkwise=kernel)
+    def rotation(position, **options):
+        return Rotation(None, **options)
+
+    kernels, options = TORCH._replace(chunkwise=kernel), {"with_final": False, "bidirectional": True}
     found, expected = (
-        operators_of([log_decay], layout, form, chunk_size, with_final=False, bidirectional=True, kernels=each)[0][0](
-            *operands, None
-        )[0]
+        Plan(layout, rotation, [log_decay], form, chunk_size, kernels=each, **options).compute(0, *operands)[0]
         for each in (kernels, TORCH)
     )
     close(found, expected)

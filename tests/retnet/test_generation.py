@@ -28,7 +28,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging as transformers_logging
 
 from retnet_hf import RetNetState
-from retnet_hf.ops import operators
+from retnet_hf.ops import plan
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_decode_steps_see_one_token(fla_model, forwards):
 
 
 def test_a_token_computes_its_decays_once_for_all_layers(fla_model, monkeypatch):
-    calls, step_decay = [], operators.step_decay
-    monkeypatch.setattr(operators, "step_decay", lambda *call: calls.append(call) or step_decay(*call))
+    calls, step_decay = [], plan.step_decay
+    monkeypatch.setattr(plan, "step_decay", lambda *call: calls.append(call) or step_decay(*call))
     assert fla_model.config.num_hidden_layers > 1
     greedy(fla_model, random_ids(1, 6), 5)
     assert len(calls) == 4  # of five tokens, the first is that of the prompt

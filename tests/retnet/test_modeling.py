@@ -1,13 +1,14 @@
 """RetNetModel: every option in every form, the paper's initialisation, retention maps, gradients through the state."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from small_models import a_state_for_each_head, close, random_ids, small_model
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetModel, RetNetState
-from retnet_hf.retnet.retention_mixer import RetNetRetention
+from retnet_hf.retnet.modeling_retnet import RetNetRetention
 
 
 FORMS = ("parallel", "recurrent", "chunkwise", "auto")
@@ -219,13 +220,15 @@ def test_fan_in_draws_every_matrix_as_pytorch_draws_a_linear_layer():
 def test_fan_in_begins_with_queries_and_keys_of_the_size_that_they_have_without_their_norm():
     sizes = {"num_hidden_layers": 2, "vocab_size": 50}
     tokens = torch.randint(0, 50, (8, 64))
-    found = []
+    found, unrotated = [], SimpleNamespace(rotate=lambda query, key: (query, key))
     for use_qk_norm in (True, False):
         torch.manual_seed(0)
         config = RetNetConfig.from_preset("tiny", use_qk_norm=use_qk_norm, feature_map=None, use_rotary=False, **sizes)
         model = RetNetForCausalLM(config)
         model.model.layers[0].retention.register_forward_pre_hook(
-            lambda layer, args: found.append([part.square().mean().sqrt().item() for part in layer.heads(args[0])[:2]])
+            lambda layer, args: found.append(
+                [part.square().mean().sqrt().item() for part in layer.operands(args[0], unrotated)[:2]]
+            )
         )
         model(tokens)
     assert found[0] == pytest.approx([3**-0.5] * 2, rel=1e-4)

@@ -13,7 +13,7 @@ from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
 from retnet_hf.modules.computed_buffers import angles, integer_frequencies
 from retnet_hf.ops.gradients import rotate
 from retnet_hf.ops.layout import layout_of
-from retnet_hf.retnet.decay_and_rotation import RetNetRotaryEmbedding
+from retnet_hf.retnet.modeling_retnet import RetNetRotaryEmbedding
 from retnet_hf.state.retention_state import RetNetStateLayer
 
 

@@ -223,9 +223,9 @@ def test_a_resumed_run_carries_on_with_the_state(tmp_path, accumulation):
     lengths = []  # of the states that micro-batches begin with
 
     class Watched(CarryState):
-        def _give(self, model, args, kwargs):
+        def _pass_state(self, model, args, kwargs):
             lengths.append(0 if self.state is None else int(self.state.get_seq_length()))
-            return super()._give(model, args, kwargs)
+            return super()._pass_state(model, args, kwargs)
 
     whole = trainer(build(), tmp_path, [Watched()], tokens, **options)
     whole.train()
