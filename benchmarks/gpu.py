@@ -17,7 +17,6 @@ import json
 import os
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,7 +41,7 @@ from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetForMaskedLM, ViRCon
 from retnet_hf.ops.retention_forms import retention
 
 from .machine import describe
-from .measuring import Spread
+from .measuring import Failure, Spread, attempt
 from .peers import SIZES
 from .quality.tables import table
 from .quality.write_tables import fill
@@ -103,16 +102,6 @@ SCALES = {
 }
 
 
-def is_lost(error: BaseException) -> bool:
-    """Returns whether the GPU cannot compute in this process any more after the error."""
-    return "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"
-
-
-def reason_of(error: BaseException) -> str:
-    """Returns an error as one line."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
-
-
 @dataclass
 class Bench:
     """The device, and the models of the rows. A model stays until a row needs others.
@@ -154,13 +143,8 @@ class Bench:
     def language_model(self, name: str) -> nn.Module:
         """Returns Llama, or a RetNet with default options and the kernels `name`."""
         size = SIZES[self.scale.size]
-        sizes = {
-            "vocab_size": size.vocabulary,
-            "hidden_size": size.hidden_size,
-            "num_hidden_layers": size.layers,
-            "num_attention_heads": size.heads,
-            "intermediate_size": size.feed_forward(matrices=3, others=4 if name == LLAMA else 8),
-        }
+        width = size.feed_forward(matrices=3, others=4 if name == LLAMA else 8)
+        sizes = size.fields | {"intermediate_size": width}
         if name == LLAMA:
             config = LlamaConfig(**sizes, max_position_embeddings=2**20, attn_implementation="sdpa")
             return self.model(name, LlamaForCausalLM, config)
@@ -181,42 +165,34 @@ class Bench:
         """Returns the seconds of each contender's call in every round, and its speed relative to the contender `against`.
 
         If a contender fails, its error is recorded and the others continue. The first call compiles kernels; its time and
-        peak memory are recorded.
-
-        Args:
-            warm: first calls that replace the contenders' own first calls.
+        peak memory are recorded. `warm` replaces first calls.
         """
         found: Found = {name: {"seconds": []} for name in steps}
         calls = dict.fromkeys(steps, 1)
 
-        def attempt(name: str, step: Callable[[], object], count: int = 1) -> float | None:
-            try:
-                return self.timed(step, count)
-            except Exception as error:
-                found[name]["error"] = reason_of(error)
-                traceback.print_exc()
-                if is_lost(error):
-                    raise
+        def tried(name: str, step: Callable[[], object], count: int = 1) -> list[float]:
+            seconds = attempt(self.timed, step, count)
+            if isinstance(seconds, Failure):
+                found[name]["error"] = seconds.reason
                 self.free()
-                return None
+                return []
+            return [seconds]
 
         for name, step in steps.items():
             if self.cuda:
                 torch.cuda.reset_peak_memory_stats()
             held = torch.cuda.memory_allocated() if self.cuda else 0
-            found[name]["first"] = attempt(name, (warm or {}).get(name, step))
+            found[name]["first"] = next(iter(tried(name, (warm or {}).get(name, step))), None)
             if self.cuda:
                 found[name]["peak_bytes"] = torch.cuda.max_memory_allocated() - held
             if warm is None and "error" not in found[name]:
-                again = attempt(name, step)
-                calls[name] = max(1, round(TURN_SECONDS / again)) if again else 1
+                calls[name] = max([1, *(round(TURN_SECONDS / seconds) for seconds in tried(name, step))])
         for _ in range(rounds or self.rounds):
             if time.monotonic() > self.until and all(record["seconds"] or "error" in record for record in found.values()):
                 break
             for name, step in steps.items():
                 if "error" not in found[name]:
-                    seconds = attempt(name, step, calls[name])
-                    found[name]["seconds"] += [] if seconds is None else [seconds]
+                    found[name]["seconds"] += tried(name, step, calls[name])
         return with_ratios(found, against)
 
 
@@ -489,18 +465,13 @@ def main(words: list[str] | None = None) -> None:
                 shared = models
             started = time.monotonic()
             bench.until = min(until, started + ROW_SECONDS)
-            try:
-                found = {"error": "no time left"} if started > until else {"contenders": measure(bench, *sizes)}
-            except Exception as error:
-                if is_lost(error):
-                    raise
-                traceback.print_exc()
-                found = {"error": reason_of(error)}
+            found = Failure("no time left") if started > until else attempt(measure, bench, *sizes)
             bench.free()
-            content["rows"].append({"name": name, "took_seconds": time.monotonic() - started, **found})
+            row = {"error": found.reason} if isinstance(found, Failure) else {"contenders": found}
+            content["rows"].append({"name": name, "took_seconds": time.monotonic() - started, **row})
             if arguments.json is not None:
                 write_whole(arguments.json, json.dumps(content, indent=1) + "\n")
-            print(f"{name}: {found.get('error', 'measured')} after {time.monotonic() - started:.0f} s", flush=True)
+            print(f"{name}: {row.get('error', 'measured')} after {time.monotonic() - started:.0f} s", flush=True)
     print(measured(content))
 
 

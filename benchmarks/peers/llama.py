@@ -10,15 +10,8 @@ from .peer import Size, TransformersPeer
 
 class Llama(TransformersPeer):
     def __init__(self, size: Size, compiled: bool = False, static: bool = False) -> None:
-        config = LlamaConfig(
-            vocab_size=size.vocabulary,
-            hidden_size=size.hidden_size,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            intermediate_size=size.feed_forward(matrices=3, others=4),
-            max_position_embeddings=2**20,
-            attn_implementation="sdpa",
-        )
+        sizes = size.fields | {"intermediate_size": size.feed_forward(matrices=3, others=4)}
+        config = LlamaConfig(**sizes, max_position_embeddings=2**20, attn_implementation="sdpa")
         super().__init__(LlamaForCausalLM(config), compiled)
         self.static = static
 

@@ -26,13 +26,8 @@ class Ours(TransformersPeer):
         bits: int | None = None,
         from_scratch: bool = False,
     ) -> None:
-        config = (functools.partial(RetNetConfig.from_preset, "small") if from_scratch else RetNetConfig)(
-            vocab_size=size.vocabulary,
-            hidden_size=size.hidden_size,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            intermediate_size=size.feed_forward(matrices=3, others=8),
-        )
+        make = functools.partial(RetNetConfig.from_preset, "small") if from_scratch else RetNetConfig
+        config = make(**size.fields, intermediate_size=size.feed_forward(matrices=3, others=8))
         super().__init__(RetNetForCausalLM(config), compiled)
         self.programs, self.bits = programs, bits
 

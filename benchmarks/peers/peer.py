@@ -26,6 +26,16 @@ class Size:
     mamba_state: int
     multiple: int = 16  # of the width of a feed-forward
 
+    @property
+    def fields(self) -> dict[str, int]:
+        """Returns the fields of a configuration of transformers."""
+        return {
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+        }
+
     def feed_forward(self, matrices: int, others: float) -> int:
         """Returns the width of a feed-forward of `matrices` matrices if the rest of the layer has `others` d² parameters."""
         return self.multiple * max(1, round((12 - others) * self.hidden_size / matrices / self.multiple))

@@ -21,7 +21,7 @@ from transformers import (
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
 from retnet_hf.arguments.configuration_checks import scheduled_decays
 
-from . import cpu_functions
+from . import rwkv_sums
 from .mixers import H3, Decoder, Hyena
 from .settings import Setting
 
@@ -90,7 +90,7 @@ def llama(size: Setting, width: int, **options: Any) -> nn.Module:
 
 def rwkv(size: Setting, width: int, **options: Any) -> nn.Module:
     """RWKV v4 (arXiv 2305.13048)."""
-    cpu_functions.install()
+    rwkv_sums.install()
     fields = {
         "vocab_size": size.vocabulary,
         "hidden_size": size.hidden_size,
@@ -119,7 +119,6 @@ def mamba2(size: Setting, width: int, **options: Any) -> nn.Module:
 
 def gated_delta_net(size: Setting, width: int, **options: Any) -> nn.Module:
     """Only the linear layers of Qwen3-Next (arXiv 2412.06464), with heads of RetNet's sizes."""
-    cpu_functions.install()
     fields = {
         "vocab_size": size.vocabulary,
         "hidden_size": size.hidden_size,

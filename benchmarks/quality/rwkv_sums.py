@@ -1,37 +1,13 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Faster functions for two models of transformers on a CPU: the gated delta rule and the weighted sum of RWKV v4.
+"""The weighted sum of RWKV v4 (arXiv 2305.13048, equation 16), which replaces transformers' function.
 
-transformers pads sequences of the gated delta rule (arXiv 2412.06464) to chunks of 64 tokens: four times as slow for
-8 tokens, and calls fla's kernels, which need a GPU, if fla is installed. Its weighted sum (arXiv 2305.13048, equation 16)
-writes the output of each token into one tensor, and the backward pass copies this tensor for every token; here, only the
-recurrence runs token by token.
+Without its CUDA kernel, transformers writes the output of each token into one tensor, and the backward pass copies this
+tensor for every token. Here, only the recurrence runs token by token, with one multiplication and addition.
 """
-
-import inspect
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.rwkv import modeling_rwkv
-
-
-LONGEST = 64
-_CHUNKWISE = modeling_qwen3_next.torch_chunk_gated_delta_rule
-_RECURRENT = modeling_qwen3_next.torch_recurrent_gated_delta_rule
-
-
-def chunkwise(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """Returns the result of transformers' `torch_chunk_gated_delta_rule` for (B, T, H, K) and (B, T, H, V)."""
-    if query.device.type != "cpu":
-        return _CHUNKWISE(query, key, value, **options)
-    chunk = min(LONGEST, 1 << (query.shape[1] - 1).bit_length())
-    return inspect.unwrap(_CHUNKWISE)(query, key, value, chunk_size=chunk, **options)
-
-
-def recurrent(query: Tensor, *operands: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """Returns the result of transformers' `torch_recurrent_gated_delta_rule`."""
-    return (inspect.unwrap(_RECURRENT) if query.device.type == "cpu" else _RECURRENT)(query, *operands, **options)
 
 
 def weighted_sum(
@@ -77,7 +53,5 @@ def weighted_sum(
 
 
 def install() -> None:
-    """Makes every Qwen3-Next and RWKV of transformers in this process use these functions."""
-    modeling_qwen3_next.torch_chunk_gated_delta_rule = chunkwise
-    modeling_qwen3_next.torch_recurrent_gated_delta_rule = recurrent
+    """Makes every RWKV of transformers in this process use this function."""
     modeling_rwkv.rwkv_linear_attention = weighted_sum
