@@ -33,4 +33,5 @@ def state_numbers(model: nn.Module, length: int) -> int:
         inputs["attention_mask"] = {"full_attention": None, "linear_attention": None}
     outputs = model(**inputs)
     state = next(value for name in ("cache", "state") if (value := getattr(outputs, name, None)) is not None)
-    return sum(tensor.numel() for tensor in _tensors(state) if tensor.is_floating_point())
+    layers = getattr(state, "layers", state)  # without what a state knows about its model
+    return sum(tensor.numel() for tensor in _tensors(layers) if tensor.is_floating_point())

@@ -119,7 +119,9 @@ def test_a_rival_sees_what_is_before_a_token_and_nothing_after(model):
 
 
 def test_state_sizes():
-    retnet, llama, h3, hyena, mamba = (RIVALS[name](SMALL, 16) for name in ("retnet", "llama", "h3", "hyena", "mamba2"))
+    retnet, llama, h3, hyena, mamba = (
+        RIVALS[name](SMALL, 16).eval() for name in ("retnet", "llama", "h3", "hyena", "mamba2")
+    )
     assert state_numbers(retnet, 8) == state_numbers(retnet, 20) == 2 * 2 * 8 * 16  # layers, heads, K, V
     assert [state_numbers(llama, length) for length in (8, 20)] == [2 * 2 * 16 * 8, 2 * 2 * 16 * 20]  # layers, K and V
     assert state_numbers(h3, 8) == state_numbers(h3, 20) == 2 * (16 * 64 + 16 * 8 * 64 * 2)  # shift, complex states
