@@ -37,7 +37,7 @@ from .quality.rivals import of_equal_size
 from .quality.settings import SETTINGS
 from .quality.statistics import Estimate
 from .quality.tables import table
-from .quality.training import BETAS, batches, fit, parameter_groups, rate_of, train
+from .quality.training import BETAS, batches, fit, train
 from .quality.write_tables import fill
 from .whole_files import write_whole
 
@@ -125,10 +125,7 @@ def learn_to_recall(model: LlamaForCausalLM, generator: torch.Generator) -> None
         reached = min(len(PAIRS), 1 + int(len(PAIRS) * step / (0.6 * ALONE_STEPS)))
         return recall_loss(model, PAIRS[step % reached], ALONE_TOKENS, generator)
 
-    optimizer = torch.optim.AdamW(parameter_groups(model), lr=LEARNING_RATE, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, ALONE_STEPS, pct_start=0.1)
-    for _ in fit(model, optimizer, schedule, map(loss_of, range(ALONE_STEPS))):
-        pass
+    fit(model, map(loss_of, range(ALONE_STEPS)), ALONE_STEPS, LEARNING_RATE, one_cycle=True)
     model.model.layers = layers
     model.requires_grad_(True)
 
@@ -143,10 +140,7 @@ def learn_text_beside(model: LlamaForCausalLM, seed: int, generator: torch.Gener
         text = model(ids, labels=ids, use_cache=False).loss
         return text + recall_loss(model, PAIRS[step % len(PAIRS)], BESIDE_TOKENS, generator)
 
-    optimizer = torch.optim.AdamW(parameter_groups(model), lr=LEARNING_RATE, betas=BETAS, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of(steps))
-    for _ in fit(model, optimizer, schedule, map(loss_of, range(steps))):
-        pass
+    fit(model, map(loss_of, range(steps)), steps, LEARNING_RATE, BETAS)
 
 
 def write_source(folder: Path, seed: int, learned: str) -> None:
