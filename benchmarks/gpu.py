@@ -193,19 +193,14 @@ class Bench:
             for name, step in steps.items():
                 if "error" not in found[name]:
                     found[name]["seconds"] += tried(name, step, calls[name])
-        return with_ratios(found, against)
-
-
-def with_ratios(found: Found, against: str) -> Found:
-    """Adds medians, and the speed relative to the reference in the same round."""
-    reference = found[against]["seconds"]
-    for name, record in found.items():
-        if record["seconds"]:
-            record["median_ms"] = 1e3 * median(record["seconds"])
-            if name != against and reference:
-                ratios = [theirs / own for own, theirs in zip(record["seconds"], reference)]
-                record[f"times {against}"] = Spread.of(ratios)._asdict()
-    return found
+        reference = found[against]["seconds"]
+        for name, record in found.items():
+            if record["seconds"]:
+                record["median_ms"] = 1e3 * median(record["seconds"])
+                if name != against and reference:
+                    ratios = [theirs / own for own, theirs in zip(record["seconds"], reference)]
+                    record[f"times {against}"] = Spread.of(ratios)._asdict()
+        return found
 
 
 def other_kernels() -> str:

@@ -47,13 +47,18 @@ def perplexity(results: Sequence[Result], length: str | None = None) -> str:
     return f"{Estimate.of([loss(result, length) for result in results]).exponential():.1f}"
 
 
-def difference(values: Sequence[float], reference: Sequence[float], digits: int = 3) -> str:
+def difference(values: Sequence[float], reference: Sequence[float]) -> str:
     """Returns the mean difference of pairs with standard error and verdict; an empty text without another reference."""
     if not reference or list(values) == list(reference):
         return ""
     estimate = paired(values, reference)
     verdict = estimate.verdict
-    return f"{estimate:+.{digits}f}" + (f", {verdict}" if verdict != "clear" else "")
+    return f"{estimate:+.3f}" + (f", {verdict}" if verdict != "clear" else "")
+
+
+def state_of(result: Result, lengths: Sequence[str]) -> list[str]:
+    """Returns the size of the state after each length, in thousand elements."""
+    return [f"{result['state'][length] / 1e3:,.0f}" for length in lengths]
 
 
 class Report:
@@ -90,7 +95,7 @@ class Report:
         lines = []
         for row, results in self.rows(studies.COMPARISON):
             parts = (Estimate.of([result["reporting"][first][name] for result in results]) for name in ("repeated", "first"))
-            state = [f"{results[0]['state'][length] / 1e3:,.0f}" for length in (first, last)]
+            state = state_of(results[0], (first, last))
             over = difference([loss(result) for result in results], reference)
             shown = [row.title, f"{results[0]['cell']['learning_rate']:g}", *state, perplexity(results), over]
             shown += [*(f"{part:.2f}" for part in parts), perplexity(results, last)]
@@ -108,9 +113,8 @@ class Report:
             ]
             known = [results for results in after if results is not None]
             if known:
-                state = [f"{known[0][0]['state'][length] / 1e3:,.0f}" for length in (first, last)]
                 shown = ["" if results is None else perplexity(results) for results in after]
-                lines.append([row.title, *state, *shown, perplexity(known[-1], last)])
+                lines.append([row.title, *state_of(known[0][0], (first, last)), *shown, perplexity(known[-1], last)])
         header = ["model", f"state at {first}, thousand elements", f"at {last}"]
         header += [f"{tokens / 1e6:g}M tokens" for tokens in (size.short, size.middle, size.long)]
         return table([*header, f"longest, at {last}"], lines)
@@ -136,9 +140,9 @@ class Report:
         first, *_, last = map(str, self.plan.size.lengths)
         lines = []
         for title, text, shares in sorted(self.perplexity_and_recall(), key=lambda found: -sum(found[2])):
-            state = [f"{text['state'][length] / 1e3:,.0f}" for length in (first, last)]
             seeds = ", ".join(f"{share:.0f}" for share in sorted(shares, reverse=True))
-            lines.append([title, *state, f"{math.exp(loss(text)):.1f}", f"{sum(shares) / len(shares):.0f}", seeds])
+            shown = [f"{math.exp(loss(text)):.1f}", f"{sum(shares) / len(shares):.0f}", seeds]
+            lines.append([title, *state_of(text, (first, last)), *shown])
         tokens = f"{self.plan.size.short / 1e6:g}M tokens"
         header = ["model", f"state at {first}, thousand elements", f"at {last}", f"perplexity, {tokens}"]
         return table([*header, f"recall of {PAIRS[-2]} pairs, %", "each seed"], lines)
@@ -152,21 +156,6 @@ class Report:
             if recalls is not None and texts and texts[0] is not None:
                 found.append((title, texts[0], [100 * result["accuracy"][str(pairs)] for result in recalls]))
         return found
-
-    def against(self, rows: Sequence[Row], reference: Row, **fields: Any) -> str:
-        """Returns perplexities of rows, and their losses minus the loss of the reference row."""
-        last = str(self.plan.size.lengths[-1])
-        own = self.measured(reference, self.plan.language, **fields) or []
-        lines = []
-        for row, results in self.rows(rows, **fields):
-            over = difference([loss(result) for result in results], [loss(result) for result in own])
-            repeated = Estimate.of([next(iter(result["reporting"].values()))["repeated"] for result in results])
-            shown = [row.title, perplexity(results), over]
-            lines.append([*shown, f"{repeated:.2f}", perplexity(results, last)])
-        return table(["", "perplexity", f"loss minus {reference.title}", "AR-Hit", f"perplexity at {last}"], lines)
-
-    def decays(self) -> str:
-        return self.against(studies.DECAYS, studies.PUBLISHED_RETNET)
 
     def variations(self) -> str:
         """Compares published and geometric decays in models that differ in another option."""
@@ -198,40 +187,6 @@ class Report:
         header = ["", "geometric, 2 to 512", "published", "difference of losses", "Llama", "geometric against Llama"]
         return table(header, lines)
 
-    def ablations(self) -> str:
-        return self._ablations(studies.RETNET, studies.ABLATIONS)
-
-    def published_ablations(self) -> str:
-        return self._ablations(studies.PUBLISHED_RETNET, studies.PUBLISHED_ABLATIONS)
-
-    def _ablations(self, base: Row, rows: Sequence[Row]) -> str:
-        own = self.measured(base, self.plan.language) or []
-        lines = []
-        for row, results in self.rows((base, *rows)):
-            score = next(iter(results[0]["reporting"]))
-            columns = [
-                [[result["reporting"][score][name] for result in each] for each in (results, own)]
-                for name in ("loss", "repeated", "first")
-            ]
-            over = [difference(*column) for column in columns]
-            lines.append([row.title, perplexity(results), *over, *PAPER.get(row.title, ("",) * 4)])
-        header = ["", "perplexity", "loss minus the first row's", "AR-Hit", "First"]
-        return table([*header, *PAPERS_HEADER], lines)
-
-    def images(self) -> str:
-        rows = self.rows(studies.IMAGES, self.plan.image)
-        titles = {row.title: [result["reporting"] for result in results] for row, results in rows}
-        references = {"ViR": "ViR, causal", "MetaFormer": "MetaFormer, pooling"}
-        lines = []
-        for row, results in rows:
-            right = Estimate.of(titles[row.title])
-            reference = titles.get(references.get(row.title.partition(",")[0], ""), [])
-            over = difference(*([100 * share for share in shares] for shares in (titles[row.title], reference)), digits=2)
-            parameters = f"{results[0]['parameters'] / 1e3:.0f}k"
-            lines.append([row.title, parameters, f"{right.scaled(100):.2f}", over])
-        header = ["model", "parameters", "right, %", "minus causal ViR, or minus pooling"]
-        return table(header, lines)
-
     def recall(self) -> str:
         """Returns recall of each seed, the best first, because models learn to recall with some seeds only."""
         lines = [["guessing without repeating", "", "", *(f"{100 * guessed(pairs):.0f}" for pairs in PAIRS)]]
@@ -251,5 +206,4 @@ class Report:
 
     def tables(self) -> dict[str, str]:
         """Returns all tables by name."""
-        names = "decays variations best larger comparison frontier ablations published_ablations images recall"
-        return {name: getattr(self, name)() for name in names.split()}
+        return {name: getattr(self, name)() for name in ("best", "larger", "frontier", "comparison", "variations", "recall")}
