@@ -15,7 +15,7 @@ import torch
 from .command_line import main
 from .measuring import Turn
 from .peers import Peer
-from .race import Conditions, Heat, Race, shared_heats
+from .race import Conditions, Heat, Race
 
 
 TOKENS_A_TURN = 32
@@ -30,19 +30,14 @@ def prepare(peer: Peer, heat: Heat, conditions: Conditions) -> tuple[Turn, int]:
     return Turn(step, lambda: peer.rewind(state, heat.length), most_calls=TOKENS_A_TURN), heat.batch
 
 
-def heats(settings: argparse.Namespace) -> list[Heat]:
-    """Returns heats for all lengths at the batches of the tables, and all batches at one length."""
+def inputs(settings: argparse.Namespace) -> list[tuple[int, int]]:
+    """Returns all contexts at the batches of the tables, and all batches at one context."""
     raced = [(length, batch) for batch in settings.context_batches for length in settings.contexts]
-    raced += [(settings.batch_context, batch) for batch in settings.batches]
-    return [
-        heat
-        for length, batch in dict.fromkeys(raced)
-        for heat in shared_heats(settings.models, [length], [batch], "decoding")
-    ]
+    return list(dict.fromkeys([*raced, *((settings.batch_context, batch) for batch in settings.batches)]))
 
 
 MODELS = ("ours", "ours-compiled", "ours-programs", "llama", "llama-static", "llama-compiled", "mamba2", "torchscale")
-RACE = Race("decoding", "decoding", (*MODELS, "yet-another"), prepare, heats)
+RACE = Race("decoding", "decoding", (*MODELS, "yet-another"), prepare, inputs)
 
 if __name__ == "__main__":
     main([RACE], __doc__)

@@ -416,9 +416,9 @@ def tables(results: Path = RESULTS) -> dict[str, str]:
     return {file.stem: measured(json.loads(file.read_text(encoding="utf-8"))) for file in sorted(results.glob("*.json"))}
 
 
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = result.add_argument
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
     add("--device", default="cuda")
     add("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     add("--size", choices=SCALES, default="1.3B", help="of the models")
@@ -427,11 +427,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rows", nargs="*", default=[""], help="beginnings of the names of rows; all of them by default")
     add("--json", type=Path, help="file that all results are written to")
     add("--tables", action="store_true", help="write the tables of the guide from the files that are there")
-    return result
-
-
-def main(words: list[str] | None = None) -> None:
-    arguments = parser().parse_args(words)
+    arguments = parser.parse_args(words)
     if arguments.tables:
         fill(PAGE, tables())
         return

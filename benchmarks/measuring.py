@@ -53,13 +53,6 @@ class Failure(NamedTuple):
     reason: str
 
 
-def lack_of_memory(error: Exception) -> bool:
-    """Returns whether an error means lack of memory; on a CPU, PyTorch raises a plain RuntimeError."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "alloc" in str(error)
-    )
-
-
 def attempt(function: Callable, *arguments: Any) -> Any:
     """Returns the result of the function, or a `Failure` that says out of memory or names the error, which is printed.
 
@@ -68,7 +61,8 @@ def attempt(function: Callable, *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except Exception as error:
-        if lack_of_memory(error):
+        on_cpu = isinstance(error, RuntimeError) and "alloc" in str(error)
+        if on_cpu or isinstance(error, torch.OutOfMemoryError | MemoryError):
             return Failure("out of memory")
         traceback.print_exc()
         return Failure(type(error).__name__)

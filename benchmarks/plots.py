@@ -63,22 +63,14 @@ def figures_of(results: list[Result]) -> dict[str, list[Panel]]:
         by_length, by_batch = _most_varied(decoding, "batch", "length"), _most_varied(decoding, "length", "batch")
         lengths = by_length, "length", f"tokens of context, batch of {by_length[0].batch}"
         batches = by_batch, "batch", f"sequences in the batch, {by_batch[0].length:,} tokens of context"
-        figures["memory"], figures["throughput"] = [Panel(*lengths, *MEMORY)], [Panel(*lengths, *THROUGHPUT)]
-        figures["context"] = [Panel(*lengths, *LATENCY), Panel(*lengths, *MEMORY)]
-        figures["latency"] = [Panel(*batches, *LATENCY)]
+        figures["decoding_memory"] = [Panel(*lengths, *MEMORY)]
+        figures["decoding_throughput"] = [Panel(*lengths, *THROUGHPUT)]
+        figures["decoding_context"] = [Panel(*lengths, *LATENCY), Panel(*lengths, *MEMORY)]
+        figures["decoding_latency"] = [Panel(*batches, *LATENCY)]
     if training := [result for result in results if result.race == "training"]:
         lengths = _most_varied(training, "batch", "length"), "length", "tokens in the sequence"
         figures["training"] = [Panel(*lengths, *THROUGHPUT), Panel(*lengths, *MEMORY)]
     return figures
-
-
-TITLES = {
-    "memory": "Memory of decoding",
-    "throughput": "Throughput of decoding",
-    "context": "A decode step",
-    "latency": "Latency of decoding",
-    "training": "Training step",
-}
 
 
 def _draw(axes: Any, panel: Panel, models: list[str]) -> None:
@@ -115,7 +107,7 @@ def _draw(axes: Any, panel: Panel, models: list[str]) -> None:
 
 
 def draw(results: list[Result], machine: str, folder: Path) -> None:
-    """Writes memory.png, throughput.png, context.png, latency.png and training.png for the races that were run."""
+    """Writes the pictures of docs/images for the races that were run."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -127,7 +119,7 @@ def draw(results: list[Result], machine: str, folder: Path) -> None:
         figure, axes = plt.subplots(1, len(panels), figsize=(6.8 * len(panels), 5), squeeze=False)
         for axis, panel in zip(axes[0], panels):
             _draw(axis, panel, models)
-        figure.suptitle(f"{TITLES[name]}\n{machine}", fontsize=10)
+        figure.suptitle(f"{name.replace('_', ' ')}\n{machine}", fontsize=10)
         handles, labels = axes[0, 0].get_legend_handles_labels()
         rows = max(1, -(-len(labels) // (3 * len(panels))))
         figure.legend(handles, labels, loc="lower center", ncols=max(1, -(-len(labels) // rows)), fontsize=8, frameon=False)

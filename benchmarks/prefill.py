@@ -5,14 +5,12 @@ Prints tokens per second up to the logits of the last token and the state for de
 torchscale and the parallel form of yet-another-retnet return no state, and are timed without one.
 """
 
-import argparse
-
 import torch
 
 from .command_line import main
 from .measuring import Turn
 from .peers import Peer
-from .race import Conditions, Heat, Race, shared_heats
+from .race import Conditions, Heat, Race, lengths_and_batches
 from .training import MODELS
 
 
@@ -22,11 +20,7 @@ def prepare(peer: Peer, heat: Heat, conditions: Conditions) -> tuple[Turn, int]:
     return Turn(torch.no_grad()(lambda: peer.prefill(ids))), ids.numel()
 
 
-def heats(settings: argparse.Namespace) -> list[Heat]:
-    return shared_heats(settings.models, settings.lengths, settings.batches, "prefill")
-
-
-RACE = Race("prefill", "prefill", MODELS, prepare, heats)
+RACE = Race("prefill", "prefill", MODELS, prepare, lengths_and_batches)
 
 if __name__ == "__main__":
     main([RACE], __doc__)

@@ -64,14 +64,22 @@ class Race:
         title: title of its table.
         models: models that run by default.
         prepare: function that returns a model's timed step and the number of its tokens, in the process that runs it.
-        heats: function that returns the heats for the settings, which include the models.
+        inputs: function that returns the length and batch of each heat for the settings.
     """
 
     name: str
     title: str
     models: tuple[str, ...]
     prepare: Prepare
-    heats: Callable[[argparse.Namespace], list[Heat]]
+    inputs: Callable[[argparse.Namespace], list[tuple[int, int]]]
+
+    def heats(self, settings: argparse.Namespace) -> list[Heat]:
+        """Returns a heat for each input, with all models that are not too slow for it."""
+        heats = []
+        for length, batch in self.inputs(settings):
+            fast = (model for model in settings.models if length <= CONTENDERS[model].caps.get(self.name, length))
+            heats.append(Heat(length, batch, tuple(fast)))
+        return [heat for heat in heats if heat.models]
 
 
 @dataclass
@@ -170,11 +178,5 @@ def run(
         yield results_of(race.name, heat, times, memory)
 
 
-def shared_heats(models: list[str], lengths: list[int], batches: list[int], race: str) -> list[Heat]:
-    """Returns a heat for each length and batch, with all models that are not too slow for it."""
-    heats = []
-    for batch in batches:
-        for length in lengths:
-            fast = tuple(model for model in models if length <= CONTENDERS[model].caps.get(race, length))
-            heats += [Heat(length, batch, fast)] if fast else []
-    return heats
+def lengths_and_batches(settings: argparse.Namespace) -> list[tuple[int, int]]:
+    return [(length, batch) for batch in settings.batches for length in settings.lengths]

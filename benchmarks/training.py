@@ -4,12 +4,10 @@
 A step is the forward pass, the cross-entropy of the next tokens and the backward pass.
 """
 
-import argparse
-
 from .command_line import main
 from .measuring import Turn
 from .peers import Peer
-from .race import Conditions, Heat, Race, shared_heats
+from .race import Conditions, Heat, Race, lengths_and_batches
 
 
 def prepare(peer: Peer, heat: Heat, conditions: Conditions) -> tuple[Turn, int]:
@@ -23,12 +21,8 @@ def prepare(peer: Peer, heat: Heat, conditions: Conditions) -> tuple[Turn, int]:
     return Turn(step), ids.numel()
 
 
-def heats(settings: argparse.Namespace) -> list[Heat]:
-    return shared_heats(settings.models, settings.lengths, settings.batches, "training")
-
-
 MODELS = ("ours", "llama", "mamba2", "torchscale", "torchscale-parallel", "yet-another", "yet-another-parallel")
-RACE = Race("training", "training step", MODELS, prepare, heats)
+RACE = Race("training", "training step", MODELS, prepare, lengths_and_batches)
 
 if __name__ == "__main__":
     main([RACE], __doc__)

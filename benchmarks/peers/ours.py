@@ -33,15 +33,12 @@ class Ours(TransformersPeer):
 
     def ready(self) -> None:
         if self.bits is not None:
-            self._quantise()
+            from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
+
+            of_4_bits = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))
+            quantize_(self.module.model, Int8WeightOnlyConfig() if self.bits == 8 else of_4_bits)
         if self.programs:
             super().__init__(retnet_hf_cpu.compile(self.module, prompts=True))
-
-    def _quantise(self) -> None:
-        from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
-
-        of_4_bits = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))
-        quantize_(self.module.model, Int8WeightOnlyConfig() if self.bits == 8 else of_4_bits)
 
     def state_after(self, context: int, batch: int, room: int) -> Any:
         state = super().state_after(context, batch, room)

@@ -1,6 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The races, at a toy size and without a clock: who runs, what is measured, and what is made of the times."""
 
+import argparse
 import ast
 import importlib.util
 import json
@@ -210,7 +211,7 @@ def test_ratios_are_those_of_the_rounds():
 
 
 def test_heats_leave_out_who_is_too_slow_for_their_length():
-    heats = race.shared_heats(["ours", "mamba2"], [512, 1024], [1, 2], "training")
+    heats = training.RACE.heats(argparse.Namespace(models=["ours", "mamba2"], lengths=[512, 1024], batches=[1, 2]))
     assert heats == [Heat(n, b, models) for b in (1, 2) for n, models in ((512, ("ours", "mamba2")), (1024, ("ours",)))]
 
 
@@ -233,7 +234,10 @@ def test_the_command_prints_tables_and_writes_json_and_plots(tmp_path, capsys, m
     assert all(len(record["seconds"]) == 2 for record in content["results"])
     assert all(set(record["ratio"]) == {"median", "low", "high"} for record in content["results"])
     plots = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert set(plots) == {"memory.png", "throughput.png", "context.png", "latency.png", "training.png"}
+    assert set(plots) == {
+        "training.png",
+        *(f"decoding_{name}.png" for name in ("memory", "throughput", "context", "latency")),
+    }
     assert all(content.startswith(b"\x89PNG") for content in plots.values())
 
 
@@ -244,7 +248,7 @@ def test_a_failure_is_shown_in_its_row(capsys):
             raise torch.OutOfMemoryError
         return prefill.prepare(peer, heat, conditions)
 
-    discipline = race.Race("prefill", "prefill", ("ours", "llama"), prepare, prefill.heats)
+    discipline = race.Race("prefill", "prefill", ("ours", "llama"), prepare, race.lengths_and_batches)
     words = "--size toy --models ours llama --lengths 16 --rounds 1 --seconds 0 --threads 1"
     ours, llama = command_line.main([discipline], "", words.split())
     assert (ours.failure, ours.ratio) == (None, None)
