@@ -3,10 +3,9 @@
 
 Results are saved, and the same command continues a stopped run. `--tables` writes the tables of benchmarks/README.md.
 
-From the King James Bible alone, a model of this size learns to predict words, but not to recall them, so linearization would
-have nothing to lose. One source therefore also learns lists: pairs of words, then the same pairs in another order, where it
-must predict the second words. At first, only attention in two layers learns these lists: feed-forwards would learn the words
-of lists long before attention learns to find the right one.
+From the King James Bible alone, a model of this size learns to predict words, but not to recall them. One source therefore
+also learns lists: pairs of words, then the same pairs in another order. At first, only attention in two layers learns these
+lists: feed-forwards would learn the words of lists long before attention learns to find the right one.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Compares RetNet and Llama of equal size on vLLM, on a CPU: `python -m benchmarks.serving [--quick]`.
+"""Compares RetNet and Llama of equal size on vLLM, on a CPU: `python -m benchmarks.serving`.
 
 Requests of equal length start at once. Each model has an engine in its own process, and the engines take turns. A decode
 step is timed while all requests decode. The time of reading prompts counts in the time to the first token and in the
@@ -166,7 +166,6 @@ def measured(report: dict) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few points and one round")
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 1024, 8192])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--most", type=int, default=2**16, help="tokens of all prompts of a point, at the most")
@@ -178,8 +177,6 @@ def main() -> None:
     if settings.table:
         fill(PAGE, {"serving": measured(json.loads(RESULTS.read_text(encoding="utf-8")))})
         return
-    if settings.quick:
-        settings.contexts, settings.requests, settings.rounds = [128, 2048], [1, 8], 1
     grid = [(c, n) for c in settings.contexts for n in settings.requests if c * n <= settings.most]
     report = {"machine": machine.describe("cpu", torch.get_num_threads()), "torch": torch.__version__, "parameters": {}}
     with tempfile.TemporaryDirectory() as folder:

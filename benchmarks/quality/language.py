@@ -34,19 +34,11 @@ class LanguageCell(Cell):
         torch.manual_seed(self.seed)
         model = of_equal_size(self.model, self.options, setting).to(setting.device)
 
-        def stream(text: str, part: str) -> torch.Tensor:
-            return texts.tokens(text, part, setting.vocabulary, setting.tokenizer_texts)
+        def stream(part: str) -> torch.Tensor:
+            return texts.tokens(self.text, part, setting.vocabulary, setting.tokenizer_texts)
 
-        run = train(
-            model,
-            stream(self.text, "training"),
-            self.tokens,
-            self.learning_rate,
-            self.seed,
-            setting.block,
-            setting.batch,
-            bfloat16=setting.bfloat16,
-        )
+        sizes = {"block": setting.block, "batch": setting.batch, "bfloat16": setting.bfloat16}
+        run = train(model, stream("training"), self.tokens, self.learning_rate, self.seed, **sizes)
 
         def losses_of(ids: torch.Tensor) -> torch.Tensor:
             return token_losses(model(ids.to(setting.device), use_cache=False).logits.cpu(), ids)
@@ -59,8 +51,8 @@ class LanguageCell(Cell):
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "state": {str(length): state_numbers(model, length) for length in setting.lengths},
             "training": run._asdict(),
-            "choosing": scores(stream(self.text, "choosing"), setting.block),
-            "reporting": {str(length): scores(stream(self.text, "reporting"), length) for length in setting.lengths},
+            "choosing": scores(stream("choosing"), setting.block),
+            "reporting": {str(length): scores(stream("reporting"), length) for length in setting.lengths},
         }
 
     def cost(self, result: dict[str, Any]) -> float:
