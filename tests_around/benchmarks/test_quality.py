@@ -3,6 +3,7 @@
 
 import dataclasses
 import math
+import multiprocessing.dummy
 
 import pytest
 import torch
@@ -147,10 +148,12 @@ def test_pictures_are_mirrored_and_moved_and_stay_pictures():
 
 
 class Measured(LanguageCell):
-    """A cell whose loss is best at one learning rate, and that trains nothing."""
+    """A cell whose loss depends on the learning rate alone, and that trains nothing."""
+
+    losses = {1.5e-3: 2.1, 3e-3: 1.4, 6e-3: 0.7, 1.2e-2: 0.0, 2.4e-2: 0.7}
 
     def measure(self):
-        loss = abs(math.log(self.learning_rate / 1.2e-2))
+        loss = self.losses[self.learning_rate]
         return {"choosing": {"loss": loss}, "reporting": {"256": {"loss": loss}}}
 
 
@@ -160,43 +163,26 @@ def plan(tmp_path, monkeypatch):
     return Plan("laptop", tmp_path)
 
 
-def measure(plan: Plan, **fields) -> None:
-    cell = plan.language("retnet", {}, **fields)
-    cell.save(plan.folder, cell.run())
-
-
-def test_learning_rates_are_tried_until_the_best_has_worse_ones_on_both_sides(plan):
-    tried = []
-    while True:
+@pytest.mark.parametrize(
+    ("losses", "least", "chosen"),
+    [
+        (Measured.losses, -math.inf, 1.2e-2),  # the best has worse ones on both sides
+        ({1.5e-3: 2.5, 3e-3: 2.01, 6e-3: 2.0, 1.2e-2: 3.0}, -math.inf, 3e-3),  # a higher one is better by noise alone
+        ({1.5e-3: 0.01, 3e-3: 0.0, 6e-3: 0.0}, 0.0, 1.5e-3),  # nothing could be better
+    ],
+)
+def test_learning_rates_are_tried_until_one_is_chosen(losses, least, chosen, plan, monkeypatch):
+    monkeypatch.setattr(Measured, "losses", losses)
+    monkeypatch.setattr(Measured, "least_cost", least)
+    tried, rate = [], None
+    while rate is None:
         cells, rate = plan.rate_cells(plan.language, "retnet", {})
-        if rate is not None:
-            break
         for cell in cells:
             if cell.result(plan.folder) is None:
                 tried.append(cell.learning_rate)
                 cell.save(plan.folder, cell.run())
-    assert tried == [1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2]
-    assert rate == 1.2e-2
-
-
-def test_a_higher_learning_rate_has_to_be_better_by_more_than_noise(plan, monkeypatch):
-    for rate, loss in zip((1.5e-3, 3e-3, 6e-3), (2.5, 2.01, 2.0)):
-        monkeypatch.setattr(Measured, "measure", lambda _, loss=loss: {"choosing": {"loss": loss}})
-        measure(plan, learning_rate=rate)
-    monkeypatch.setattr(Measured, "measure", lambda _: {"choosing": {"loss": 3.0}})
-    measure(plan, learning_rate=1.2e-2)
-    assert plan.rate_cells(plan.language, "retnet", {})[1] == 3e-3
-
-
-def test_where_nothing_could_be_better_no_other_learning_rate_is_tried(plan, monkeypatch):
-    monkeypatch.setattr(Measured, "least_cost", 0.0)
-    for rate, loss in zip((1.5e-3, 3e-3, 6e-3), (0.01, 0.0, 0.0)):
-        assert plan.rate_cells(plan.language, "retnet", {})[1] is None
-        monkeypatch.setattr(Measured, "measure", lambda _, loss=loss: {"choosing": {"loss": loss}})
-        measure(plan, learning_rate=rate)
-    cells, rate = plan.rate_cells(plan.language, "retnet", {})
-    assert [cell.learning_rate for cell in cells] == [1.5e-3, 3e-3, 6e-3]
-    assert rate == 1.5e-3  # the lowest of those that one seed cannot tell apart
+    assert tried == list(losses)
+    assert rate == chosen
 
 
 def test_differences_are_of_pairs_and_within_two_errors_none():
@@ -217,24 +203,8 @@ def test_the_row_of_the_presets_is_what_from_preset_makes():
         assert row.options == studies.PRESET | extra
 
 
-class Pool:
-    """Measures in this process."""
-
-    def __init__(self, *arguments):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def imap_unordered(self, function, items):
-        return map(function, items)
-
-
 def test_work_measures_each_cell_once_and_goes_on_where_it_was_stopped(plan, capsys, monkeypatch):
-    monkeypatch.setattr("multiprocessing.context.SpawnContext.Pool", Pool)
+    monkeypatch.setattr("multiprocessing.get_context", lambda method: multiprocessing.dummy)  # threads
     assert len(quality_command.missing(plan, ["longer"])) == 9
     quality_command.work(plan, ["longer"], 1, 1)
     assert not quality_command.missing(plan, ["longer"])
