@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from .machine import synchronize
-
 
 # Modules that are imported before processes fork, so that their memory is not counted as a model's memory.
 PRELOADED = (
@@ -55,13 +53,6 @@ class Failure(NamedTuple):
     reason: str
 
 
-def lack_of_memory(error: Exception) -> bool:
-    """Returns whether an error means lack of memory; on a CPU, PyTorch raises a plain RuntimeError."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "alloc" in str(error)
-    )
-
-
 def attempt(function: Callable, *arguments: Any) -> Any:
     """Returns the result of the function, or a `Failure` that says out of memory or names the error, which is printed.
 
@@ -70,7 +61,8 @@ def attempt(function: Callable, *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except Exception as error:
-        if lack_of_memory(error):
+        on_cpu = isinstance(error, RuntimeError) and "alloc" in str(error)
+        if on_cpu or isinstance(error, torch.OutOfMemoryError | MemoryError):
             return Failure("out of memory")
         traceback.print_exc()
         return Failure(type(error).__name__)
@@ -79,13 +71,8 @@ def attempt(function: Callable, *arguments: Any) -> Any:
 class PeakMemory:
     """Peak bytes that this process took in addition to its memory when this object was created."""
 
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self.before = 0 if self._on_cuda else self._resident()
-
-    @property
-    def _on_cuda(self) -> bool:
-        return self.device.startswith("cuda")
+    def __init__(self) -> None:
+        self.before = self._resident()
 
     @staticmethod
     def _resident() -> int:
@@ -93,7 +80,7 @@ class PeakMemory:
 
     @property
     def nbytes(self) -> int:
-        return (torch.cuda.max_memory_allocated(self.device) if self._on_cuda else self._resident()) - self.before
+        return self._resident() - self.before
 
 
 def _work(function: Callable, arguments: tuple, memory_limit: int | None, answers: Connection) -> None:
@@ -105,9 +92,7 @@ def _work(function: Callable, arguments: tuple, memory_limit: int | None, answer
 
 @functools.cache
 def _context() -> Any:
-    """Returns a context that spawns processes if there is a GPU, because a fork could not use the parent's GPU context."""
-    if torch.cuda.is_available():
-        return multiprocessing.get_context("spawn")
+    """Returns a context that forks from a process that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
@@ -155,30 +140,21 @@ class Turn:
     most_calls: int = 1000
 
 
-def in_turns(
-    turns: dict[Hashable, Turn], rounds: int, turn_seconds: float, device: str = "cpu"
-) -> dict[Hashable, list[float] | Failure]:
+def in_turns(turns: dict[Hashable, Turn], rounds: int, turn_seconds: float) -> dict[Hashable, list[float] | Failure]:
     """Returns the seconds per call in every round. In a round, each entrant has a turn of about `turn_seconds`.
 
-    A turn has at least one call. If an entrant fails, its result is a `Failure`, and the others continue. On a GPU, each
-    entrant has one call before the rounds, which compiles kernels.
+    A turn has at least one call. If an entrant fails, its result is a `Failure`, and the others continue.
     """
 
     def timed(turn: Turn, calls: int) -> float:
         turn.ready()
-        synchronize(device)
         start = time.perf_counter()
         for _ in range(calls):
             turn.step()
-        synchronize(device)
         return (time.perf_counter() - start) / calls
 
     calls: dict[Hashable, int] = {}
     results: dict[Hashable, list[float] | Failure] = {name: [] for name in turns}
-    if device.startswith("cuda"):
-        for name, turn in turns.items():
-            first = attempt(timed, turn, 1)
-            results[name] = first if isinstance(first, Failure) else []
     for number in range(-2, rounds):  # two warm-up rounds; the second sets the calls in a turn
         for name, turn in turns.items():
             if isinstance(results[name], Failure) or (number == -1 and name in calls):

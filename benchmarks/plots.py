@@ -2,12 +2,13 @@
 """Plots like figure 6 of the RetNet paper (arXiv 2307.08621), and of the costs of training."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from .peers import CONTENDERS, REFERENCE
+from .peers import CONTENDERS
 from .race import Result
 
 
@@ -16,6 +17,8 @@ STYLES = {
     "ours": ("#D55E00", "o", "-"),
     "ours-compiled": ("#8C510A", "s", "-"),
     "ours-programs": ("#000000", "h", "-"),
+    "ours-scratch": ("#E69F00", "p", "-"),
+    "ours-scratch-programs": ("#F0E442", "h", "-"),
     "ours-int8": ("#0072B2", "8", "-"),
     "ours-int4": ("#56B4E9", "d", "-"),
     "ours-int8-eager": ("#009E73", "<", "-"),
@@ -27,7 +30,6 @@ STYLES = {
     "torchscale-parallel": ("#CC79A7", "x", ":"),
     "yet-another": ("#777777", "*", "-."),
     "yet-another-parallel": ("#777777", "+", ":"),
-    "fla": ("#F0E442", "h", "-."),
 }
 
 
@@ -41,48 +43,33 @@ class Panel(NamedTuple):
     ylabel: str
 
 
-def _memory(result: Result) -> float | None:
-    return result.memory / 2**30 if result.memory else None
-
-
-def _throughput(result: Result) -> float:
-    return result.rate.median
-
-
-def _latency(result: Result) -> float:
-    return 1e3 * median(result.seconds)
-
-
-MEMORY, THROUGHPUT, LATENCY = (_memory, "peak memory, GiB"), (_throughput, "tokens per second"), (_latency, "ms per step")
+MEMORY = (lambda result: result.memory / 2**30 if result.memory else None), "peak memory, GiB"
+THROUGHPUT = (lambda result: result.rate.median), "tokens per second"
+LATENCY = (lambda result: 1e3 * median(result.seconds)), "ms per step"
 
 
 def _most_varied(results: list[Result], fixed: str, varied: str) -> list[Result]:
     """Returns the results with the value of `fixed` that has the most values of `varied`; the largest such value."""
-    values: dict[int, set[int]] = {}
-    for result in results:
-        values.setdefault(getattr(result, fixed), set()).add(getattr(result, varied))
-    chosen = max(values, key=lambda value: (len(values[value]), value))
+    pairs = {(getattr(result, fixed), getattr(result, varied)) for result in results}
+    counts = Counter(value for value, _ in pairs)
+    chosen = max(counts, key=lambda value: (counts[value], value))
     return [result for result in results if getattr(result, fixed) == chosen]
 
 
-def figures_of(results: list[Result]) -> dict[str, tuple[str, list[Panel]]]:
-    """Returns title and panels of each picture by name, for the races that were run."""
-    raced = [result for result in results if result.reference.model == REFERENCE]
+def figures_of(results: list[Result]) -> dict[str, list[Panel]]:
+    """Returns the panels of each picture by name, for the races that were run."""
     figures = {}
-    decoding = [result for result in raced if result.race == "decoding"]
-    if decoding:
+    if decoding := [result for result in results if result.race == "decoding"]:
         by_length, by_batch = _most_varied(decoding, "batch", "length"), _most_varied(decoding, "length", "batch")
-        batch = by_length[0].batch
-        lengths = by_length, "length", f"tokens of context, {batch} sequence{'s' if batch > 1 else ''}"
+        lengths = by_length, "length", f"tokens of context, batch of {by_length[0].batch}"
         batches = by_batch, "batch", f"sequences in the batch, {by_batch[0].length:,} tokens of context"
-        figures["memory"] = "Memory of decoding", [Panel(*lengths, *MEMORY)]
-        figures["throughput"] = "Throughput of decoding", [Panel(*lengths, *THROUGHPUT)]
-        figures["context"] = "A decode step", [Panel(*lengths, *LATENCY), Panel(*lengths, *MEMORY)]
-        figures["latency"] = "Latency of decoding", [Panel(*batches, *LATENCY)]
-    training = [result for result in raced if result.race == "training"]
-    if training:
+        figures["decoding_memory"] = [Panel(*lengths, *MEMORY)]
+        figures["decoding_throughput"] = [Panel(*lengths, *THROUGHPUT)]
+        figures["decoding_context"] = [Panel(*lengths, *LATENCY), Panel(*lengths, *MEMORY)]
+        figures["decoding_latency"] = [Panel(*batches, *LATENCY)]
+    if training := [result for result in results if result.race == "training"]:
         lengths = _most_varied(training, "batch", "length"), "length", "tokens in the sequence"
-        figures["training"] = "Training step", [Panel(*lengths, *THROUGHPUT), Panel(*lengths, *MEMORY)]
+        figures["training"] = [Panel(*lengths, *THROUGHPUT), Panel(*lengths, *MEMORY)]
     return figures
 
 
@@ -120,19 +107,19 @@ def _draw(axes: Any, panel: Panel, models: list[str]) -> None:
 
 
 def draw(results: list[Result], machine: str, folder: Path) -> None:
-    """Writes memory.png, throughput.png, context.png, latency.png and training.png for the races that were run."""
+    """Writes the pictures of docs/images for the races that were run."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (title, panels) in figures_of(results).items():
+    for name, panels in figures_of(results).items():
         models = [model for model in STYLES if any(r.model == model for panel in panels for r in panel.results)]
         figure, axes = plt.subplots(1, len(panels), figsize=(6.8 * len(panels), 5), squeeze=False)
         for axis, panel in zip(axes[0], panels):
             _draw(axis, panel, models)
-        figure.suptitle(f"{title}\n{machine}", fontsize=10)
+        figure.suptitle(f"{name.replace('_', ' ')}\n{machine}", fontsize=10)
         handles, labels = axes[0, 0].get_legend_handles_labels()
         rows = max(1, -(-len(labels) // (3 * len(panels))))
         figure.legend(handles, labels, loc="lower center", ncols=max(1, -(-len(labels) // rows)), fontsize=8, frameon=False)

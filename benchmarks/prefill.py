@@ -5,43 +5,22 @@ Prints tokens per second up to the logits of the last token and the state for de
 torchscale and the parallel form of yet-another-retnet return no state, and are timed without one.
 """
 
-import argparse
-
 import torch
 
 from .command_line import main
 from .measuring import Turn
 from .peers import Peer
-from .race import Conditions, Entrant, Heat, Lap, Race, Work, shared_heats
+from .race import Conditions, Heat, Race, lengths_and_batches
+from .training import MODELS
 
 
-def prepare(peer: Peer, entrant: Entrant, conditions: Conditions) -> Lap:
-    ids = conditions.ids(entrant.batch, entrant.length)
+def prepare(peer: Peer, heat: Heat, conditions: Conditions) -> tuple[Turn, int]:
+    ids = conditions.ids(heat)
     peer.module.eval()
-    step = torch.no_grad()(lambda: peer.prefill(ids))
-    return Lap(Turn(step), ids.numel(), [Work(entrant.batch * peer.forward_flops(entrant.length, all_logits=False))])
+    return Turn(torch.no_grad()(lambda: peer.prefill(ids))), ids.numel()
 
 
-def heats(settings: argparse.Namespace) -> list[Heat]:
-    return shared_heats(settings.models, settings.lengths, settings.batches, RACE.name)
-
-
-RACE = Race(
-    name="prefill",
-    title="prefill",
-    models=(
-        "ours",
-        "llama",
-        "mamba2",
-        "torchscale",
-        "torchscale-parallel",
-        "yet-another",
-        "yet-another-parallel",
-        "fla",
-    ),
-    prepare=prepare,
-    heats=heats,
-)
+RACE = Race("prefill", "prefill", MODELS, prepare, lengths_and_batches)
 
 if __name__ == "__main__":
     main([RACE], __doc__)

@@ -28,7 +28,7 @@ from .quality import texts
 from .quality.rivals import of_equal_size
 from .quality.settings import SETTINGS
 from .quality.tables import table
-from .quality.training import BETAS, batches, fit, parameter_groups, rate_of, train
+from .quality.training import BETAS, batches, fit, train
 from .quality.write_tables import filled
 from .whole_files import write_whole
 
@@ -137,7 +137,7 @@ def tune_on_verses(model: nn.Module, rate: float, seed: int) -> None:
             rows = torch.randint(len(given.ids), (VERSES_OF_A_STEP,), generator=generator)
             yield F.cross_entropy(answered(model, given.ids[rows], given.mask[rows]), given.answers[rows])
 
-    fit_at(rate, model, losses())
+    fit(model, losses(), STEPS, rate, BETAS)
 
 
 def tune_on_text(model: nn.Module, rate: float, seed: int) -> None:
@@ -146,14 +146,7 @@ def tune_on_text(model: nn.Module, rate: float, seed: int) -> None:
         F.cross_entropy(model(each).logits[:, :-1].flatten(0, 1), each[:, 1:].flatten())
         for each in itertools.islice(ids, STEPS)
     )
-    fit_at(rate, model, losses)
-
-
-def fit_at(rate: float, model: nn.Module, losses: Iterator[Tensor]) -> None:
-    optimizer = torch.optim.AdamW(parameter_groups(model), lr=rate, betas=BETAS)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of(STEPS))
-    for _ in fit(model, optimizer, schedule, losses):
-        pass
+    fit(model, losses, STEPS, rate, BETAS)
 
 
 # by title: the function that tunes, the measure (lower is better), and the columns

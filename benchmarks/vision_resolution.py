@@ -1,32 +1,25 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Measures speed and memory against resolution: `python -m benchmarks.vision_resolution [--quick]`.
 
-Compares ViR-S/16 in its three forms and in bands of rows with transformers' ViT-S/16 with SDPA, at resolutions from 224 to
-1,536 pixels: images per second and peak memory of a forward pass and of a training step (AdamW). `--models` selects models,
-also RMT-S and a MetaFormer with linear Manhattan retention.
+Compares ViR-S/16 in its three forms and in bands of rows, RMT-S, and a MetaFormer with linear Manhattan retention with
+transformers' ViT-S/16 with SDPA: images per second and peak memory of a forward pass and of a training step (AdamW).
 
 Every measurement has its own process, forked from a process that has imported everything and computed nothing; its peak
 memory is the memory that it adds. The models take turns. All measurements are repeated, and tables show medians with the
 spread of the repetitions. If a measurement does not fit into memory or takes too long, this is recorded as its result.
-
-The file of `--json` is written after every measurement. The same command continues a stopped run.
+`--tables` writes the tables and the figure of docs/speed.md from the committed results, without measuring.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 import torch
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
@@ -40,37 +33,36 @@ from retnet_hf import (
     ViRForImageClassification,
 )
 
-from .machine import describe, synchronize
+from .machine import describe
 from .measuring import Failure, PeakMemory, in_its_own_process
+from .quality.tables import table
+from .quality.write_tables import fill
 from .whole_files import write_whole
 
 
-REFERENCE = "vit"
-LABELS = 1000
-PATCH = 16
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "vision_resolution.json", ROOT / "docs" / "speed.md"
+FIGURE = ROOT / "docs" / "images" / "vision_resolution.png"
+REFERENCE, LABELS, PATCH = "vit", 1000, 16
 FULL_SIZE = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6}  # S/16
 QUICK_SIZE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 
-Forward = Callable[[Tensor], Tensor]  # images (B, 3, pixels, pixels) -> logits (B, LABELS)
+Model = tuple[nn.Module, Callable[[Tensor], Tensor]]  # and its call: images (B, 3, pixels, pixels) -> logits (B, LABELS)
+Cell = tuple[str, int, str]  # model, pixels along a side, mode
+Result = dict[str, Any]  # seconds per image and peak memory in MiB, or the reason why there are none
 
 
-def vit(pixels: int, size: dict[str, int]) -> tuple[nn.Module, Forward]:
-    config = ViTConfig(
-        **size,
-        intermediate_size=4 * size["hidden_size"],
-        image_size=pixels,
-        patch_size=PATCH,
-        num_labels=LABELS,
-        attn_implementation="sdpa",
-    )
-    model = ViTForImageClassification(config)
+def vit(pixels: int, quick: bool) -> Model:
+    size = QUICK_SIZE if quick else FULL_SIZE
+    sizes = size | {"intermediate_size": 4 * size["hidden_size"], "image_size": pixels, "patch_size": PATCH}
+    model = ViTForImageClassification(ViTConfig(**sizes, num_labels=LABELS, attn_implementation="sdpa"))
     return model, lambda images: model(images).logits
 
 
-def vir(form: str) -> Callable[[int, dict[str, int]], tuple[nn.Module, Forward]]:
-    def build(pixels: int, size: dict[str, int]) -> tuple[nn.Module, Forward]:
-        config = ViRConfig(**size, image_size=pixels, patch_size=PATCH, num_labels=LABELS, use_layer_scale=True)
-        model = ViRForImageClassification(config)
+def vir(form: str) -> Callable[[int, bool], Model]:
+    def build(pixels: int, quick: bool) -> Model:
+        sizes = (QUICK_SIZE if quick else FULL_SIZE) | {"image_size": pixels, "patch_size": PATCH}
+        model = ViRForImageClassification(ViRConfig(**sizes, num_labels=LABELS, use_layer_scale=True))
         if form != "bands":
             return model, lambda images: model(images, retention_form=form).logits
         rows = max(PATCH, pixels // PATCH // 8 * PATCH)  # for about eight bands
@@ -79,191 +71,110 @@ def vir(form: str) -> Callable[[int, dict[str, int]], tuple[nn.Module, Forward]]
     return build
 
 
-def rmt(pixels: int, size: dict[str, int]) -> tuple[nn.Module, Forward]:
-    fields = {"num_labels": LABELS, "image_size": pixels, "drop_path_rate": 0.0}
-    if size is QUICK_SIZE:
-        fields |= {"depths": [1, 1, 1, 1]}
+def rmt(pixels: int, quick: bool) -> Model:
+    fields = {"num_labels": LABELS, "image_size": pixels, "drop_path_rate": 0.0} | ({"depths": [1] * 4} if quick else {})
     model = RMTForImageClassification(RMTConfig.from_preset("small", **fields))
     return model, lambda images: model(images).logits
 
 
-def manhattan(pixels: int, size: dict[str, int]) -> tuple[nn.Module, Forward]:
-    preset = "tiny" if size is QUICK_SIZE else "s24"
+def manhattan(pixels: int, quick: bool) -> Model:
     fields = {"token_mixers": "manhattan", "num_labels": LABELS, "image_size": pixels, "drop_path_rate": 0.0}
-    model = MetaFormerForImageClassification(MetaFormerConfig.from_preset(preset, **fields))
+    config = MetaFormerConfig.from_preset("tiny" if quick else "s24", **fields)
+    model = MetaFormerForImageClassification(config)
     return model, lambda images: model(images).logits
 
 
-# name: (description, builder, whether it can be trained)
+# name: (description, builder)
 MODELS = {
-    REFERENCE: ("ViT, SDPA", vit, True),
-    "vir-chunkwise": ("ViR, chunkwise", vir("chunkwise"), True),
-    "vir-parallel": ("ViR, parallel", vir("parallel"), True),
-    "vir-recurrent": ("ViR, recurrent", vir("recurrent"), True),
-    "vir-bands": ("ViR, in bands of rows", vir("bands"), False),
-    "rmt": ("RMT", rmt, True),
-    "manhattan": ("MetaFormer, linear Manhattan retention", manhattan, True),
+    REFERENCE: ("ViT, SDPA", vit),
+    "vir-chunkwise": ("ViR, chunkwise", vir("chunkwise")),
+    "vir-parallel": ("ViR, parallel", vir("parallel")),
+    "vir-recurrent": ("ViR, recurrent", vir("recurrent")),
+    "vir-bands": ("ViR, in bands of rows", vir("bands")),  # cannot be trained
+    "rmt": ("RMT", rmt),
+    "manhattan": ("MetaFormer, linear Manhattan retention", manhattan),
 }
-DEFAULT_MODELS = ["vit", "vir-chunkwise", "vir-parallel", "vir-recurrent", "vir-bands"]
 MODES = ("forward", "training")
 
 
-@dataclass(frozen=True)
-class Job:
-    """A measurement."""
-
-    model: str
-    pixels: int
-    mode: str
-    device: str
-    dtype: str
-    batch: int
-    threads: int
-    size: dict[str, int]
-    seconds: float  # minimal duration of the measurement
-
-
-@dataclass(frozen=True)
-class Result:
-    """Median seconds per image and the peak memory in MiB, or the reason why there are none."""
-
-    seconds: float | None = None
-    memory: float | None = None
-    failure: str | None = None
-
-
-def measure(job: Job) -> Result:
-    """Runs a measurement in its process."""
-    torch.set_num_threads(job.threads)
-    memory = PeakMemory(job.device)
-
+def measure(cell: Cell, quick: bool, seconds: float, threads: int) -> Result:
+    """Measures in a process of its own, for about `seconds`."""
+    torch.set_num_threads(threads)
+    memory = PeakMemory()
     torch.manual_seed(0)
-    training = job.mode == "training"
-    _, build, _ = MODELS[job.model]
-    model, forward = build(job.pixels, job.size)
-    model.to(job.device, getattr(torch, job.dtype)).train(training)
-    images = torch.randn(job.batch, 3, job.pixels, job.pixels, device=job.device, dtype=getattr(torch, job.dtype))
-    labels = torch.randint(LABELS, (job.batch,), device=job.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4) if training else None
+    name, pixels, mode = cell
+    model, forward = MODELS[name][1](pixels, quick)
+    model.train(mode == "training")
+    images, labels = torch.randn(1, 3, pixels, pixels), torch.randint(LABELS, (1,))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4) if model.training else None
 
     def step() -> float:
         start = time.perf_counter()
-        if training:
-            F.cross_entropy(forward(images).float(), labels).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        else:
+        if optimizer is None:
             with torch.no_grad():
                 forward(images)
-        synchronize(job.device)
+        else:
+            F.cross_entropy(forward(images), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
         return time.perf_counter() - start
 
     warm_up = step()
-    times = [step() for _ in range(min(50, max(1, round(job.seconds / warm_up))))]
-    return Result(seconds=median(times) / job.batch, memory=memory.nbytes / 2**20)
+    times = [step() for _ in range(min(50, max(1, round(seconds / warm_up))))]
+    return {"seconds": median(times), "memory": memory.nbytes / 2**20, "failure": None}
 
 
-Cell = tuple[str, int, str]  # model, pixels along a side, mode
-
-
-def cells_of(arguments: argparse.Namespace) -> list[Cell]:
-    return [
-        (name, pixels, mode)
-        for mode in arguments.modes
-        for pixels in arguments.pixels
-        for name in arguments.models
-        if mode == "forward" or MODELS[name][2]
-    ]
-
-
-def run_study(
-    arguments: argparse.Namespace,
-    console: Console,
-    results: dict[Cell, list[Result]],
-    save: Callable[[dict[Cell, list[Result]]], None],
-) -> None:
-    """Adds the missing repetitions of each cell to the results, and saves all after each measurement."""
-    limit = None
-    if not arguments.device.startswith("cuda"):
-        limit = round((arguments.memory_limit or 0.8 * psutil.virtual_memory().available / 2**30) * 2**30)
-    columns = (TextColumn("{task.description:40}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(results) * arguments.repeats)
-        for repetition in range(arguments.repeats):
-            for (name, pixels, mode), of_cell in results.items():
-                progress.update(task, description=f"{name}, {pixels} pixels, {mode}")
-                if len(of_cell) <= repetition and not any(result.failure for result in of_cell):
-                    job = Job(
-                        model=name,
-                        pixels=pixels,
-                        mode=mode,
-                        device=arguments.device,
-                        dtype=arguments.dtype,
-                        batch=arguments.batch,
-                        threads=arguments.threads,
-                        size=QUICK_SIZE if arguments.quick else FULL_SIZE,
-                        seconds=arguments.seconds,
-                    )
-                    answer = in_its_own_process(measure, job, time_limit=arguments.time_limit, memory_limit=limit)
-                    of_cell.append(Result(failure=answer.reason) if isinstance(answer, Failure) else answer)
-                    save(results)
-                progress.advance(task)
-
-
-def summary(results: list[Result], reference: list[Result] | None) -> dict[str, Any]:
+def summary(results: list[Result], reference: list[Result]) -> dict[str, Any]:
     """Returns medians and spreads over the repetitions, and medians of the ratios within a repetition."""
-    failure = next((result.failure for result in results if result.failure), None)
+    failure = next((result["failure"] for result in results if result["failure"]), None)
     if failure:
         return {"failure": failure}
-    rates = [1 / result.seconds for result in results]
-    entry = {
-        "images_per_second": median(rates),
-        "slowest": min(rates),
-        "fastest": max(rates),
-        "peak_memory_mib": median(result.memory for result in results),
-    }
-    if reference and not any(result.failure for result in reference):
-        pairs = list(zip(results, reference))
-        ratios = [theirs.seconds / ours.seconds for ours, theirs in pairs]
+    rates = [1 / result["seconds"] for result in results]
+    entry = {"images_per_second": median(rates), "slowest": min(rates), "fastest": max(rates)}
+    entry["peak_memory_mib"] = median(result["memory"] for result in results)
+    if not any(result["failure"] for result in reference):
+        ratios = [theirs["seconds"] / own["seconds"] for own, theirs in zip(results, reference)]
         entry |= {"speed_ratio": median(ratios), "least_speed_ratio": min(ratios), "greatest_speed_ratio": max(ratios)}
-        if all(theirs.memory for theirs in reference):
-            entry["memory_ratio"] = median(ours.memory / theirs.memory for ours, theirs in pairs)
+        entry["memory_ratio"] = median(own["memory"] / theirs["memory"] for own, theirs in zip(results, reference))
     return entry
 
 
 def summaries(results: dict[Cell, list[Result]]) -> dict[Cell, dict[str, Any]]:
-    """Returns summaries of the measured cells; ratios only if the reference was measured as often."""
+    """Returns summaries of the measured cells, compared with the reference at the same resolution."""
     entries = {}
-    for (name, pixels, mode), of_cell in results.items():
-        if of_cell:
-            reference = results.get((REFERENCE, pixels, mode))
-            entries[name, pixels, mode] = summary(of_cell, reference)
+    for (name, pixels, mode), found in results.items():
+        if found:
+            entries[name, pixels, mode] = summary(found, results[REFERENCE, pixels, mode])
     return entries
 
 
-def without_repeats(values: Iterable[Any]) -> list[Any]:
-    return list(dict.fromkeys(values))
+def read(path: Path) -> dict[Cell, list[Result]]:
+    records = json.loads(path.read_text(encoding="utf-8"))["results"]
+    return {(record["model"], record["pixels"], record["mode"]): record["repetitions"] for record in records}
 
 
-def table_of(entries: dict[Cell, dict[str, Any]], mode: str) -> Table:
-    """Returns a table with a row for each resolution and model."""
-    table = Table(title=mode, box=box.SIMPLE, padding=0)
-    for column in ("pixels", "patches", "model", "images/s", "spread", "x ViT", "peak MiB", "x ViT"):
-        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
-    for pixels in without_repeats(pixels for _, pixels, _ in entries):
-        size = (f"{pixels:,}", f"{(pixels // PATCH) ** 2:,}")
-        for name, entry in [(key[0], entry) for key, entry in entries.items() if key[1:] == (pixels, mode)]:
-            if "failure" in entry:
-                figures = (entry["failure"],)
-            else:
-                ratios = [f"{entry[ratio]:.2f}" if ratio in entry else "" for ratio in ("speed_ratio", "memory_ratio")]
-                spread = f"{entry['slowest']:.3g}..{entry['fastest']:.3g}"
-                memory = f"{entry['peak_memory_mib']:,.0f}"
-                figures = (f"{entry['images_per_second']:.3g}", spread, ratios[0], memory, ratios[1])
-            table.add_row(*size, name, *figures)
-            size = ("", "")
-        table.add_section()
-    return table
+def tables(entries: dict[Cell, dict[str, Any]]) -> dict[str, str]:
+    """Returns the tables of speed by mode, with a row for each resolution and a column for each model."""
+
+    def shown(name: str, entry: dict[str, Any]) -> str:
+        if "failure" in entry:
+            return entry["failure"]
+        if name == REFERENCE:
+            return f"{entry['images_per_second']:.3g} images/s"
+        if "speed_ratio" not in entry:
+            return f"{entry['images_per_second']:.2g} images/s"
+        return f"{entry['speed_ratio']:.2f} ({entry['least_speed_ratio']:.2f}..{entry['greatest_speed_ratio']:.2f})"
+
+    built = {}
+    for mode in dict.fromkeys(mode for _, _, mode in entries):
+        names, resolutions = (list(dict.fromkeys(cell[part] for cell in entries if cell[2] == mode)) for part in range(2))
+        rows = [
+            [f"{pixels:,}", f"{(pixels // PATCH) ** 2:,}", *(shown(name, entries[name, pixels, mode]) for name in names)]
+            for pixels in resolutions
+        ]
+        titles = ("ViT" if name == REFERENCE else MODELS[name][0] for name in names)
+        built[f"{mode}_speed"] = table(("pixels", "patches", *titles), rows)
+    return built
 
 
 def draw(entries: dict[Cell, dict[str, Any]], path: Path) -> None:
@@ -273,7 +184,7 @@ def draw(entries: dict[Cell, dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    names, resolutions, modes = (without_repeats(cell[part] for cell in entries) for part in range(3))
+    names, resolutions, modes = (list(dict.fromkeys(cell[part] for cell in entries)) for part in range(3))
     figure, axes = plt.subplots(2, len(modes), figsize=(6 * len(modes), 8), squeeze=False, sharex=True)
     fields = (("images_per_second", "images per second"), ("peak_memory_mib", "peak MiB"))
     for column, mode in enumerate(modes):
@@ -292,99 +203,51 @@ def draw(entries: dict[Cell, dict[str, Any]], path: Path) -> None:
             axis.grid(alpha=0.3)
         axes[0, column].set_title(mode)
         axes[1, column].set_xlabel("pixels along a side")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=3)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="lower center", ncols=3)
     figure.tight_layout(rect=(0, 0.03 * -(-len(names) // 3) + 0.01, 1, 1))
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def parse(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=DEFAULT_MODELS)
-    parser.add_argument("--pixels", nargs="+", type=int, help="resolutions, multiples of 16; 224 to 1,536 by default")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--repeats", type=int, help="of the whole; 5 by default")
-    parser.add_argument("--seconds", type=float, help="that a measurement is to last after its warm-up; 5 by default")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
-    parser.add_argument("--memory-limit", type=float, help="GiB for a measurement on a CPU; by default 0.8 of what is free")
-    parser.add_argument("--time-limit", type=float, default=300.0, help="seconds, after which a measurement is given up")
-    parser.add_argument("--quick", action="store_true", help="small models, two small resolutions, once")
-    parser.add_argument("--json", type=Path, help="file to write all results to, and to go on from if it is there")
-    parser.add_argument("--plot", type=Path, help="file to draw them in")
-    arguments = parser.parse_args(words)
-    arguments.pixels = arguments.pixels or ([64, 128] if arguments.quick else [224, 384, 512, 768, 1024, 1280, 1536])
-    arguments.repeats = arguments.repeats or (1 if arguments.quick else 5)
-    arguments.seconds = (0.05 if arguments.quick else 5.0) if arguments.seconds is None else arguments.seconds
-    if any(pixels <= 0 or pixels % PATCH for pixels in arguments.pixels):
-        parser.error(f"--pixels must be multiples of {PATCH}, got {arguments.pixels}")
-    return arguments
-
-
-def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the conditions that all measurements of a file share."""
-    settings = {name: value for name, value in vars(arguments).items() if name not in ("json", "plot")}
-    machine = describe(arguments.device, arguments.threads)
-    return settings | {"machine": machine, "torch": torch.__version__}
-
-
-def read(path: Path) -> tuple[dict[str, Any], dict[Cell, list[Result]]]:
-    """Returns the `conditions` and all measurements of a file.
-
-    Raises:
-        ValueError: for a file of another kind.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        results = {
-            (record["model"], record["pixels"], record["mode"]): [Result(**result) for result in record["repetitions"]]
-            for record in content.pop("results")
-        }
-        return content.pop("settings") | content, results
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} holds no results of this study: name another file.") from error
-
-
-def write(path: Path, common: dict[str, Any], results: dict[Cell, list[Result]]) -> None:
-    records = [
-        {
-            "model": name,
-            "pixels": pixels,
-            "mode": mode,
-            **entry,
-            "repetitions": [asdict(result) for result in results[name, pixels, mode]],
-        }
-        for (name, pixels, mode), entry in summaries(results).items()
-    ]
-    machine = {name: common[name] for name in ("machine", "torch")}
-    settings = {name: value for name, value in common.items() if name not in machine}
-    write_whole(path, json.dumps(machine | {"settings": settings, "results": records}, indent=2) + "\n")
-
-
 def main(words: list[str] | None = None) -> None:
-    arguments, console = parse(words), Console()
-    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
-        raise SystemExit("PyTorch sees no GPU here; --device cpu runs the same on a processor.")
-    common, file = conditions(arguments), arguments.json
-    try:
-        kept, measured = read(file) if file and file.is_file() else (common, {})
-    except ValueError as error:
-        raise SystemExit(str(error)) from None
-    differing = [f"{name} was {kept.get(name)}, is {value}" for name, value in common.items() if kept.get(name) != value]
-    if differing:
-        raise SystemExit(f"{file} was measured under other conditions: {'; '.join(differing)}. Name another file.")
-    results = {cell: measured.get(cell, []) for cell in cells_of(arguments)}
-    run_study(arguments, console, results, lambda so_far: write(file, common, so_far) if file else None)
-    sizes = "toy sizes" if arguments.quick else "ViT-S/16, ViR-S/16, RMT-S, MetaFormer-S24"
-    console.print(f"{sizes}; {common['machine']}, {arguments.dtype}, batch of {arguments.batch}, {arguments.repeats} rounds")
-    entries = summaries(results)
-    for mode in arguments.modes:
-        console.print(table_of(entries, mode))
-    if arguments.plot:
-        draw(entries, arguments.plot)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--pixels", nargs="+", type=int, default=[224, 512, 768, 1024, 1536], help="multiples of 16")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a measurement after its warm-up")
+    parser.add_argument("--time-limit", type=float, default=120.0, help="seconds, after which a measurement is given up")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--quick", action="store_true", help="small models, two small resolutions, once")
+    parser.add_argument("--json", type=Path, help="file to write all results to")
+    parser.add_argument("--tables", action="store_true")
+    arguments = parser.parse_args(words)
+    if arguments.tables:
+        entries = summaries(read(RESULTS))
+        fill(PAGE, tables(entries))
+        draw(entries, FIGURE)
+        return
+    if arguments.quick:
+        arguments.pixels, arguments.repeats, arguments.seconds = [64, 128], 1, 0.05
+    models = list(dict.fromkeys([REFERENCE, *arguments.models]))
+    cells = [(name, pixels, mode) for mode in MODES for pixels in arguments.pixels for name in models]
+    results: dict[Cell, list[Result]] = {cell: [] for cell in cells if cell[::2] != ("vir-bands", "training")}
+    limits = {"time_limit": arguments.time_limit, "memory_limit": round(0.8 * psutil.virtual_memory().available)}
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("json", "tables")}
+    content = {"machine": describe("cpu", arguments.threads), "torch": torch.__version__, "settings": settings}
+    for _ in range(arguments.repeats):
+        for cell, found in results.items():
+            if not any(result["failure"] for result in found):
+                answer = in_its_own_process(measure, cell, arguments.quick, arguments.seconds, arguments.threads, **limits)
+                found.append({"failure": answer.reason} if isinstance(answer, Failure) else answer)
+                print(*cell, found[-1], flush=True)
+        entries = summaries(results)
+        records = [
+            {"model": name, "pixels": pixels, "mode": mode, **entry, "repetitions": results[name, pixels, mode]}
+            for (name, pixels, mode), entry in entries.items()
+        ]
+        if arguments.json is not None:
+            write_whole(arguments.json, json.dumps(content | {"results": records}, indent=2) + "\n")
+    print("\n\n".join(tables(entries).values()))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ class Contender(NamedTuple):
         label: name for people. It means the chunkwise form, and the recurrent form in decoding, unless it names another.
         module, peer: module and name of its class.
         options: arguments of the class besides the size.
-        needs: packages that must be importable.
-        install: command that installs them.
-        cuda: whether it runs only on CUDA.
+        needs: a package that must be importable.
+        install: command that installs it.
         caps: longest lengths by race; longer ones would be too slow.
     """
 
@@ -29,7 +28,6 @@ class Contender(NamedTuple):
     options: dict[str, Any] = {}
     needs: str = "transformers"
     install: str = "pip install transformers"
-    cuda: bool = False
     caps: dict[str, int] = {}
 
     @property
@@ -37,16 +35,9 @@ class Contender(NamedTuple):
         """Returns whether the model is compiled before it starts."""
         return bool(self.options.get("compiled") or self.options.get("programs"))
 
-    @property
-    def is_of_cpu(self) -> bool:
-        """Returns whether `retnet_hf_cpu` makes the model."""
-        return bool(self.options.get("programs"))
-
 
 _TORCHSCALE = {"needs": "torchscale", "install": "pip install --no-deps torchscale==0.3.0"}
 _TORCHAO = {"needs": "torchao", "install": "pip install torchao"}
-_TRITON = {"needs": "triton", "install": "pip install triton", "cuda": True}
-_MAMBA = {"needs": "mamba_ssm causal_conv1d", "install": "pip install mamba-ssm[causal-conv1d]", "cuda": True}
 _YET_ANOTHER = {"needs": "yet_another_retnet", "install": "pip install yet-another-retnet"}
 
 _QUADRATIC = {"training": 2048, "prefill": 2048}  # beyond, chunkwise forms are more than twice as fast
@@ -62,20 +53,10 @@ CONTENDERS = {
     "ours-int8": Contender("retnet_hf, int8, programs", "ours", "Ours", {"programs": True, "bits": 8}, **_TORCHAO),
     "ours-int4": Contender("retnet_hf, int4, programs", "ours", "Ours", {"programs": True, "bits": 4}, **_TORCHAO),
     "ours-int8-eager": Contender("retnet_hf, int8 of torchao", "ours", "Ours", {"bits": 8}, **_TORCHAO),
-    "ours-triton": Contender("retnet_hf, kernels", "ours", "Ours", {"kernels": "triton"}, **_TRITON),
-    "ours-graph": Contender("retnet_hf, CUDA graph", "ours", "Ours", {"graphed": True}, cuda=True),
-    "ours-triton-graph": Contender(
-        "retnet_hf, kernels, CUDA graph", "ours", "Ours", {"kernels": "triton", "graphed": True}, **_TRITON
-    ),
     "llama": Contender("Llama", "llama", "Llama"),
     "llama-static": Contender("Llama, static cache", "llama", "Llama", {"static": True}),
     "llama-compiled": Contender("Llama, compiled", "llama", "Llama", {"static": True, "compiled": True}),
-    "llama-graph": Contender("Llama, CUDA graph", "llama", "Llama", {"static": True, "graphed": True}, cuda=True),
     "mamba2": Contender("Mamba2", "mamba2", "Mamba2", caps={"training": 512, "prefill": 2048}),
-    "mamba2-kernels": Contender("Mamba2, its kernels", "mamba2", "Mamba2", {"chunk_size": 256}, **_MAMBA),
-    "mamba2-graph": Contender(
-        "Mamba2, its kernels, CUDA graph", "mamba2", "Mamba2", {"chunk_size": 256, "graphed": True}, **_MAMBA
-    ),
     "torchscale": Contender("torchscale", "torchscale_retnet", "TorchscaleRetNet", {"form": "chunkwise"}, **_TORCHSCALE),
     "torchscale-parallel": Contender(
         "torchscale, parallel", "torchscale_retnet", "TorchscaleRetNet", {"form": "parallel"}, **_TORCHSCALE, caps=_QUADRATIC
@@ -89,35 +70,15 @@ CONTENDERS = {
         **_YET_ANOTHER,
         caps=_QUADRATIC,
     ),
-    "fla": Contender(
-        "flash-linear-attention",
-        "fla_retnet",
-        "FlaRetNet",
-        {},
-        "fla.models",
-        "pip install flash-linear-attention",
-        cuda=True,
-    ),
 }
 REFERENCE = "llama"
 
 
-def _is_importable(name: str) -> bool:
-    """Returns whether a module can be imported. Checks each parent first, because a missing parent is an error."""
-    parts = name.split(".")
-    return all(importlib.util.find_spec(".".join(parts[: count + 1])) is not None for count in range(len(parts)))
-
-
-def missing(name: str, device: str) -> str | None:
+def missing(name: str) -> str | None:
     """Returns a sentence that says why a contender cannot run here, or None."""
     contender = CONTENDERS[name]
-    if contender.cuda and not device.startswith("cuda"):
-        return f"{contender.label} runs on CUDA only."
-    if contender.is_of_cpu and not device.startswith("cpu"):
-        return f"{contender.label} runs on a CPU only."
-    if not all(_is_importable(package) for package in contender.needs.split()):
-        return f"{contender.label} is not installed: {contender.install}"
-    return None
+    installed = importlib.util.find_spec(contender.needs) is not None
+    return None if installed else f"{contender.label} is not installed: {contender.install}"
 
 
 def build(name: str, size: Size) -> Peer:

@@ -9,26 +9,15 @@ from .peer import Size, TransformersPeer
 
 
 class Llama(TransformersPeer):
-    state_is_written = False
-
-    def __init__(self, size: Size, compiled: bool = False, static: bool = False, graphed: bool = False) -> None:
-        config = LlamaConfig(
-            vocab_size=size.vocabulary,
-            hidden_size=size.hidden_size,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            intermediate_size=size.feed_forward(matrices=3, others=4),
-            max_position_embeddings=2**20,
-            attn_implementation="sdpa",
-        )
-        super().__init__(LlamaForCausalLM(config), compiled, graphed)
+    def __init__(self, size: Size, compiled: bool = False, static: bool = False) -> None:
+        sizes = size.fields | {"intermediate_size": size.feed_forward(matrices=3, others=4)}
+        config = LlamaConfig(**sizes, max_position_embeddings=2**20, attn_implementation="sdpa")
+        super().__init__(LlamaForCausalLM(config), compiled)
         self.static = static
-        if static:
-            self.generation = {"cache_implementation": "static"}
 
     def state_after(self, context: int, batch: int, room: int) -> Any:
         """Returns a cache with the same random keys and values in all layers: reading a long prompt would take minutes."""
-        config, head = self.module.config, self.head.weight
+        config, head = self.module.config, self.module.lm_head.weight
         if self.static:
             cache = StaticCache(config=config, max_cache_len=context + room)
         else:
@@ -45,10 +34,3 @@ class Llama(TransformersPeer):
                 layer.cumulative_length.fill_(context)
         else:
             state.crop(-int(state.get_seq_length() - context))
-
-    def state_bytes(self, state: Any) -> int:
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in state.layers)
-
-    def mixing_flops(self, context: float) -> float:
-        """Returns the operations of queries with keys and of weights with values. Masked pairs are not counted."""
-        return 4 * context * self.module.config.num_hidden_layers * self.module.config.hidden_size

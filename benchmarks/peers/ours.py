@@ -5,7 +5,6 @@ import functools
 from typing import Any
 
 import torch
-from torch import nn
 
 import retnet_hf_cpu
 from retnet_hf import RetNetConfig, RetNetForCausalLM
@@ -16,7 +15,7 @@ from .peer import Size, TransformersPeer
 class Ours(TransformersPeer):
     """A RetNet with the options of the paper or of the presets for training from scratch.
 
-    It may be compiled by `torch.compile` or `retnet_hf_cpu`, quantised, or use GPU kernels or CUDA graphs.
+    It may be compiled by `torch.compile` or `retnet_hf_cpu`, or quantised.
     """
 
     def __init__(
@@ -25,40 +24,21 @@ class Ours(TransformersPeer):
         compiled: bool = False,
         programs: bool = False,
         bits: int | None = None,
-        kernels: str = "auto",
-        graphed: bool = False,
         from_scratch: bool = False,
     ) -> None:
-        config = (functools.partial(RetNetConfig.from_preset, "small") if from_scratch else RetNetConfig)(
-            vocab_size=size.vocabulary,
-            hidden_size=size.hidden_size,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            intermediate_size=size.feed_forward(matrices=3, others=8),
-            kernels=kernels,
-        )
-        super().__init__(RetNetForCausalLM(config), compiled, graphed)
-        self.compiled, self.programs, self.bits = compiled, programs, bits
+        make = functools.partial(RetNetConfig.from_preset, "small") if from_scratch else RetNetConfig
+        config = make(**size.fields, intermediate_size=size.feed_forward(matrices=3, others=8))
+        super().__init__(RetNetForCausalLM(config), compiled)
+        self.programs, self.bits = programs, bits
 
     def ready(self) -> None:
         if self.bits is not None:
-            self._quantise()
+            from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
+
+            of_4_bits = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))
+            quantize_(self.module.model, Int8WeightOnlyConfig() if self.bits == 8 else of_4_bits)
         if self.programs:
-            super().__init__(retnet_hf_cpu.compile(self.module, prompts=True), self.compiled, self.graphed)
-
-    def _quantise(self) -> None:
-        from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
-
-        of_4_bits = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))
-        layers = [module for module in self.module.model.modules() if isinstance(module, nn.Linear)]
-        self.quantised_weights = sum(layer.weight.numel() for layer in layers)
-        quantize_(self.module.model, Int8WeightOnlyConfig() if self.bits == 8 else of_4_bits)
-
-    @property
-    def weight_bytes(self) -> int:
-        if self.bits is None:
-            return super().weight_bytes
-        return self.head.weight.nbytes + self.quantised_weights * self.bits // 8  # without scales and norms
+            super().__init__(retnet_hf_cpu.compile(self.module, prompts=True))
 
     def state_after(self, context: int, batch: int, room: int) -> Any:
         state = super().state_after(context, batch, room)
@@ -66,11 +46,3 @@ class Ours(TransformersPeer):
             layer.next_position.fill_(context)
             layer.cumulative_length.fill_(context)
         return state
-
-    def state_bytes(self, state: Any) -> int:
-        return state.nbytes
-
-    def mixing_flops(self, context: float) -> float:
-        """Returns the operations of state update and read-out in the recurrence, without inner products of chunks."""
-        config = self.module.config
-        return 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * config.value_head_dim

@@ -53,7 +53,6 @@ class TorchscaleRetNet(Peer):
             decoder_layers=size.layers,
             chunkwise_recurrent=form == "chunkwise",
         )
-        self.config = config
         self.module = RetNetDecoder(config, nn.Embedding(size.vocabulary, size.hidden_size))
         self.head = self.module.output_projection
 
@@ -72,32 +71,7 @@ class TorchscaleRetNet(Peer):
         return state | {"context": context}
 
     def decode(self, token: Tensor, state: Any) -> Any:
+        """The call takes all tokens, counts them, and reads the last one."""
         state["context"] += 1
-        return self._recurrent(token.expand(-1, state["context"]), state)
-
-    def _recurrent(self, tokens: Tensor, state: dict) -> Tensor:
-        """Returns the logits of the last token. The call takes all tokens, counts them, and reads the last one."""
         self.module.chunkwise_recurrent = False  # otherwise it pads the token to a chunk
-        return self.module(tokens, incremental_state=state)[0]
-
-    def generate(self, ids: Tensor, tokens: int) -> Tensor:
-        """Reads the prompt and continues it token by token, the only way to fill its state."""
-        state: dict = {}
-        for length in range(1, ids.shape[1] + tokens):
-            logits = self._recurrent(ids[:, :length], state)
-            if length >= ids.shape[1]:
-                ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
-        return ids
-
-    def state_bytes(self, state: Any) -> int:
-        return sum(tensor.nbytes for layer in state.values() if isinstance(layer, dict) for tensor in layer.values())
-
-    def mixing_flops(self, context: float) -> float:
-        config = self.config
-        return (
-            4
-            * config.decoder_layers
-            * config.decoder_embed_dim
-            * config.decoder_value_embed_dim
-            / (config.decoder_retention_heads)
-        )
+        return self.module(token.expand(-1, state["context"]), incremental_state=state)[0]

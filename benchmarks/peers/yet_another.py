@@ -14,7 +14,7 @@ class YetAnotherRetNet(Peer):
     chunk = 512
 
     def __init__(self, size: Size, form: str) -> None:
-        self.size, self.form = size, form
+        self.form = form
         self.module = RetNet(
             size.vocabulary,
             d_model=size.hidden_size,
@@ -53,17 +53,3 @@ class YetAnotherRetNet(Peer):
         logits, state["layers"] = self.module.forward_recurrent(token[:, 0], state["context"], state["layers"])
         state["context"] += 1
         return logits
-
-    def generate(self, ids: Tensor, tokens: int) -> Tensor:
-        features, layers = self._features(ids, "chunkwise")
-        logits, state = self.head(features[:, -1]), {"layers": layers, "context": ids.shape[1]}
-        new = [logits.argmax(-1, keepdim=True)]
-        while len(new) < tokens:
-            new.append(self.decode(new[-1], state).argmax(-1, keepdim=True))
-        return torch.cat([ids, *new], dim=1)
-
-    def state_bytes(self, state: Any) -> int:
-        return sum(layer.nbytes for layer in state["layers"])
-
-    def mixing_flops(self, context: float) -> float:
-        return 4 * self.size.layers * self.size.hidden_size**2 / self.size.heads

@@ -1,12 +1,12 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Cells of tables: the result of one model, measured once and saved as a JSON file."""
+"""Cells of tables: the result of one model, measured once and saved as a line of a file."""
 
 import json
 import math
 import platform
-import re
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +15,9 @@ import transformers
 
 from .. import machine
 from ..whole_files import write_whole
+
+
+Result = dict[str, Any]
 
 
 def rounded(value: Any, digits: int = 5) -> Any:
@@ -28,9 +31,24 @@ def rounded(value: Any, digits: int = 5) -> Any:
     return value
 
 
+def key_of(cell: dict[str, Any]) -> str:
+    return json.dumps(cell, sort_keys=True)
+
+
+@cache
+def _read(path: Path, version: int) -> dict[str, Result]:
+    results = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {key_of(result["cell"]): result for result in results}
+
+
+def saved(path: Path) -> dict[str, Result]:
+    """Returns the results of a file of JSON lines by the key of their cell."""
+    return _read(path, path.stat().st_mtime_ns) if path.is_file() else {}
+
+
 @dataclass(frozen=True)
 class Cell(ABC):
-    """A measurement. Its fields determine the result, and all of them are part of the name of its file.
+    """A measurement. Its fields determine the result, which is saved in FOLDER/KIND.jsonl.
 
     Attributes:
         model: name of a model. options: arguments of the model that differ from the defaults.
@@ -43,47 +61,43 @@ class Cell(ABC):
     options: dict[str, Any] = field(default_factory=dict)
 
     @abstractmethod
-    def measure(self) -> dict[str, Any]:
+    def measure(self) -> Result:
         """Trains a model and returns a result that can be written as JSON."""
 
     @abstractmethod
-    def cost(self, result: dict[str, Any]) -> float:
+    def cost(self, result: Result) -> float:
         """Returns the criterion for choosing a learning rate; lower is better."""
 
     @abstractmethod
-    def headline(self, result: dict[str, Any]) -> str:
+    def headline(self, result: Result) -> str:
         """Returns the result as one line."""
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """Returns the fields other than model and options."""
-        return {name: value for name, value in vars(self).items() if name not in ("model", "options")}
+    def description(self) -> dict[str, Any]:
+        return {"kind": self.kind, **asdict(self)}
 
     @property
-    def name(self) -> str:
-        """Returns the readable name of the file, which is unique for each cell."""
-        options = [f"{name}={value}" for name, value in sorted(self.options.items())]
-        return "-".join(re.sub(r"[^\w.=]+", "_", str(part)) for part in (self.model, *options, *self.facts.values()))
+    def key(self) -> str:
+        return key_of(self.description)
 
     def path(self, folder: Path) -> Path:
-        return folder / self.kind / f"{self.name}.json"
+        return folder / f"{self.kind}.jsonl"
 
-    def result(self, folder: Path) -> dict[str, Any] | None:
+    def result(self, folder: Path) -> Result | None:
         """Returns the saved result, or None."""
-        path = self.path(folder)
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return saved(self.path(folder)).get(self.key)
 
-    def run(self, folder: Path) -> dict[str, Any]:
-        """Measures and saves the result."""
-        result = {
-            "cell": {"kind": self.kind, **asdict(self)},
-            **rounded(self.measure()),
-            "machine": machine.describe("cpu", torch.get_num_threads()),
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
+    def run(self) -> Result:
+        """Measures the cell, and returns the result with the cell, the machine and the versions."""
+        versions = {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
         }
-        write_whole(self.path(folder), json.dumps(result) + "\n")
-        return result
+        result = {"cell": self.description, **rounded(self.measure())}
+        return result | {"machine": machine.describe("cpu", torch.get_num_threads()), "versions": versions}
+
+    def save(self, folder: Path, result: Result) -> None:
+        """Writes the file again with this result. Only one process may write."""
+        results = saved(self.path(folder)) | {self.key: result}
+        write_whole(self.path(folder), "".join(json.dumps(results[key]) + "\n" for key in sorted(results)))

@@ -89,7 +89,7 @@ FIGURES: dict[str, tuple[Any, str]] = {
 
 
 def draw(report: Report, folder: Path) -> None:
-    """Writes the figures for which results exist."""
+    """Writes the figures."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -99,11 +99,10 @@ def draw(report: Report, folder: Path) -> None:
     for name, (make, title) in FIGURES.items():
         figure, axes = pyplot.subplots(figsize=(9, 4.8))
         make(report, axes)
-        if axes.lines:
-            axes.set_title(title, fontsize=10)
-            axes.grid(alpha=0.3)
-            if axes.get_legend_handles_labels()[0]:
-                axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-            figure.tight_layout()
-            figure.savefig(folder / f"{name}.png", dpi=130)
+        axes.set_title(title, fontsize=10)
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        figure.tight_layout()
+        figure.savefig(folder / f"{name}.png", dpi=130)
         pyplot.close(figure)

@@ -31,7 +31,7 @@ from retnet_hf import (
 from .cells import Cell
 from .rivals import decays, equalised
 from .texts import MissingText
-from .training import fit, parameter_groups, rate_of
+from .training import fit
 
 
 FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -168,8 +168,6 @@ class ImageCell(Cell):
         model = equalised(lambda width: MODELS[self.model](width, **self.options), PARAMETERS)
         training, choosing, reporting = fashion_mnist()
         steps = math.ceil(self.pictures / BATCH)
-        optimizer = torch.optim.AdamW(parameter_groups(model), lr=self.learning_rate, fused=True)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of(steps))
         generator = torch.Generator().manual_seed(self.seed)
         count = len(training.labels)
         epochs = math.ceil(steps * BATCH / count)
@@ -180,8 +178,7 @@ class ImageCell(Cell):
             return F.cross_entropy(model(pixel_values=pixels).logits, training.labels[places])
 
         start = time.perf_counter()
-        for _ in fit(model, optimizer, schedule, map(loss_of, order.split(BATCH)[:steps])):
-            pass
+        fit(model, map(loss_of, order.split(BATCH)[:steps]), steps, self.learning_rate)
         seconds = time.perf_counter() - start
         return {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

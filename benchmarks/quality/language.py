@@ -23,7 +23,6 @@ class LanguageCell(Cell):
 
     kind: ClassVar[str] = "language"
     noise: ClassVar[float] = 0.02
-    thorough: ClassVar[bool] = True  # False: only the loss at the trained length
     text: str = "king-james"
     tokens: int = 700_000
     learning_rate: float = 3e-3
@@ -35,19 +34,11 @@ class LanguageCell(Cell):
         torch.manual_seed(self.seed)
         model = of_equal_size(self.model, self.options, setting).to(setting.device)
 
-        def stream(text: str, part: str) -> torch.Tensor:
-            return texts.tokens(text, part, setting.vocabulary, setting.tokenizer_texts)
+        def stream(part: str) -> torch.Tensor:
+            return texts.tokens(self.text, part, setting.vocabulary, setting.tokenizer_texts)
 
-        run = train(
-            model,
-            stream(self.text, "training"),
-            self.tokens,
-            self.learning_rate,
-            self.seed,
-            setting.block,
-            setting.batch,
-            bfloat16=setting.bfloat16,
-        )
+        sizes = {"block": setting.block, "batch": setting.batch, "bfloat16": setting.bfloat16}
+        run = train(model, stream("training"), self.tokens, self.learning_rate, self.seed, **sizes)
 
         def losses_of(ids: torch.Tensor) -> torch.Tensor:
             return token_losses(model(ids.to(setting.device), use_cache=False).logits.cpu(), ids)
@@ -55,14 +46,13 @@ class LanguageCell(Cell):
         def scores(ids: torch.Tensor, length: int) -> dict[str, Any]:
             return score(losses_of, ids, length, setting.scored_tokens)._asdict()
 
-        lengths = setting.lengths if self.thorough else setting.lengths[:1]
         return {
             "digest": texts.digest(self.text, setting.vocabulary, setting.tokenizer_texts),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "state": {str(length): state_numbers(model, length) for length in lengths if self.thorough},
+            "state": {str(length): state_numbers(model, length) for length in setting.lengths},
             "training": run._asdict(),
-            "choosing": scores(stream(self.text, "choosing"), setting.block),
-            "reporting": {str(length): scores(stream(self.text, "reporting"), length) for length in lengths},
+            "choosing": scores(stream("choosing"), setting.block),
+            "reporting": {str(length): scores(stream("reporting"), length) for length in setting.lengths},
         }
 
     def cost(self, result: dict[str, Any]) -> float:

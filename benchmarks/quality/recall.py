@@ -18,7 +18,7 @@ from .cells import Cell
 from .rivals import RIVALS
 from .settings import Setting
 from .state import state_numbers
-from .training import fit, parameter_groups
+from .training import fit
 
 
 VOCABULARY = 64  # half keys, half values
@@ -26,7 +26,6 @@ PAIRS = (2, 4, 8, 16, 32)
 TOKENS = 4096  # in a step
 LENGTH = 4 * PAIRS[-1]
 LEAST_WIDTH = 16
-WARMUP = 0.1  # share of the steps
 GROWING = 0.6  # share of the training in which the number of pairs grows
 
 
@@ -65,8 +64,6 @@ class RecallCell(Cell):
         size = Setting(hidden_size=self.hidden_size, layers=2, heads=2, vocabulary=VOCABULARY, block=LENGTH)
         torch.manual_seed(self.seed)
         model = RIVALS[self.model](size, LEAST_WIDTH, **self.options)
-        optimizer = torch.optim.AdamW(parameter_groups(model), lr=self.learning_rate, fused=True)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, self.steps, pct_start=WARMUP)
         generator = torch.Generator().manual_seed(self.seed)
 
         def loss_of(step: int) -> Tensor:
@@ -76,8 +73,7 @@ class RecallCell(Cell):
             asked = labels >= 0
             return F.cross_entropy(model(ids, use_cache=False).logits[asked], labels[asked])
 
-        for _ in fit(model, optimizer, schedule, map(loss_of, range(self.steps))):
-            pass
+        fit(model, map(loss_of, range(self.steps)), self.steps, self.learning_rate, one_cycle=True)
         return {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "state": state_numbers(model, LENGTH),

@@ -21,24 +21,18 @@ from transformers import (
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
 from retnet_hf.arguments.configuration_checks import scheduled_decays
 
-from . import delta_chunks, other_mixers, rwkv_sums
-from .decoder import Decoder
-from .h3 import H3
-from .hyena import Hyena
+from . import rwkv_sums
+from .mixers import H3, Decoder, Hyena
 from .settings import Setting
-from .window import WindowAttention, add_window
 
 
-def decays(schedule: str, heads: int) -> str | list[float] | list[list[float]]:
+def decays(schedule: str, heads: int) -> str | list[float]:
     """Returns a value for `RetNetConfig.decay_schedule`.
 
     Args:
         schedule: a name of a schedule; "geometric FIRST LAST", γ = exp(-1/τ) with time constants τ from FIRST to LAST tokens
-            in a geometric sequence; "alibi", the slopes of ALiBi (arXiv 2108.12409); "constant τ"; or such a schedule for
-            each layer, separated by commas.
+            in a geometric sequence; "alibi", the slopes of ALiBi (arXiv 2108.12409); or "constant τ".
     """
-    if "," in schedule:
-        return [decays(part, heads) for part in schedule.split(",")]
     name, *span = schedule.split()
     if name == "geometric":
         return scheduled_decays(name, heads, [float(constant) for constant in span])
@@ -58,36 +52,11 @@ def sizes(size: Setting, width: int) -> dict[str, int]:
     }
 
 
-def retnet(
-    size: Setting,
-    width: int,
-    schedule: str = "power_of_two",
-    heads: int | None = None,
-    window: int | None = None,
-    exchanged: dict[str, Any] | None = None,
-    **options: Any,
-) -> nn.Module:
-    """Returns a RetNet; with `window`, each layer adds softmax attention over this number of tokens.
-
-    Args:
-        exchanged: replaced parts, see `other_mixers.exchange`.
-    """
+def retnet(size: Setting, width: int, schedule: str = "power_of_two", heads: int | None = None, **options: Any) -> nn.Module:
+    """Returns a RetNet with the initialisation of the paper, unless `options`, fields of the configuration, differ."""
     heads = heads or size.heads
-    other_mixers.install_features()
-    fields = sizes(size, width) | {
-        "num_attention_heads": heads,
-        "decay_schedule": decays(schedule, heads),
-        "value_expansion": 2.0,
-    }
-    if "value_act" in options:
-        model = RetNetHybridForCausalLM(RetNetHybridConfig(**(fields | options)))
-    else:
-        model = RetNetForCausalLM(RetNetConfig(**(fields | options)))
-    if window is not None:
-        for layer in model.model.layers:
-            beside = WindowAttention(size.hidden_size, size.hidden_size // size.heads, window)
-            add_window(layer.retention, beside)
-    return model if exchanged is None else other_mixers.exchange(model, exchanged, width)
+    fields = {"num_attention_heads": heads, "decay_schedule": decays(schedule, heads), "value_expansion": 2.0}
+    return RetNetForCausalLM(RetNetConfig(**(sizes(size, width) | fields | options)))
 
 
 def retnet_from_scratch(size: Setting, width: int, **options: Any) -> nn.Module:
@@ -150,7 +119,6 @@ def mamba2(size: Setting, width: int, **options: Any) -> nn.Module:
 
 def gated_delta_net(size: Setting, width: int, **options: Any) -> nn.Module:
     """Only the linear layers of Qwen3-Next (arXiv 2412.06464), with heads of RetNet's sizes."""
-    delta_chunks.install()
     fields = {
         "vocab_size": size.vocabulary,
         "hidden_size": size.hidden_size,
@@ -229,5 +197,7 @@ def of_equal_size(model: str, options: dict[str, Any], size: Setting) -> nn.Modu
 def start_by_fan_in(model: nn.Module, hidden_size: int) -> nn.Module:
     """Returns the model with a norm of its embeddings, and with PyTorch's initial matrices, U(±1/√fan_in)."""
     model.set_input_embeddings(nn.Sequential(model.get_input_embeddings(), nn.RMSNorm(hidden_size, eps=1e-6)))
-    other_mixers.restart(model, "torch")
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
     return model

@@ -50,11 +50,9 @@ class Setting:
         "ablations",
         "heads",
         "expansion",
-        "window",
         "recall",
         "other_text",
         "longest",
-        "search",
         "best",
         "frontier",
     )
@@ -65,7 +63,6 @@ class Setting:
     recall_sizes: tuple[int, ...] = (32, 64, 128)
 
 
-_HUB_TEXTS = ("hub:Salesforce/wikitext:wikitext-103-raw-v1", "hub:roneneldan/TinyStories")
 SETTINGS = {
     "laptop": Setting(),
     "quick": Setting(
@@ -94,24 +91,5 @@ SETTINGS = {
         tokenizer_texts=("four-texts",),
         bfloat16=True,
         studies=("larger",),
-    ),
-    "gpu": Setting(
-        hidden_size=512,
-        layers=12,
-        heads=8,
-        parameters=60_000_000,
-        vocabulary=16_384,
-        block=1024,
-        batch=32,
-        lengths=(1024, 4096, 16_384),
-        scored_tokens=2**20,
-        short=100_000_000,
-        middle=300_000_000,
-        long=1_000_000_000,
-        texts=_HUB_TEXTS,
-        tokenizer_texts=_HUB_TEXTS,
-        device="cuda",
-        studies=("decays", "longer", "heads", "expansion", "window", "other_text", "comparison", "ablations", "longest"),
-        rates=(5e-4, 1e-3, 2e-3),
     ),
 }

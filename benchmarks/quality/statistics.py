@@ -29,10 +29,6 @@ class Estimate(NamedTuple):
             return f"{self.mean:{spec}}"
         return f"{self.mean:{spec}} ± {self.error:{spec.lstrip('+')}}"
 
-    def scaled(self, factor: float) -> "Estimate":
-        """Returns the estimate of the values multiplied by `factor`."""
-        return Estimate(factor * self.mean, factor * self.error, self.count)
-
     def exponential(self) -> "Estimate":
         """Returns exp of the mean, with its error to first order."""
         return Estimate(math.exp(self.mean), math.exp(self.mean) * self.error, self.count)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import search
 from .cells import Cell
 from .images import ImageCell
 from .language import LanguageCell
@@ -79,10 +78,6 @@ HEADS = tuple(
 )
 EXPANSION = tuple(
     _retnet(f"value expansion 1, {title}", schedule, value_expansion=1.0)
-    for title, schedule in (("geometric", GEOMETRIC), ("published", PUBLISHED))
-)
-WINDOW = tuple(
-    _retnet(f"window of 16, {title}", schedule, window=16)
     for title, schedule in (("geometric", GEOMETRIC), ("published", PUBLISHED))
 )
 # ablations of the paper, with both schedules
@@ -230,9 +225,7 @@ class Plan:
     def study(self, name: str) -> Iterator[Cell]:
         """Yields the cells of a study."""
         size, language = self.size, self.language
-        if name == "search":
-            yield from search.cells(self.setting)
-        elif name == "best":
+        if name == "best":
             yield from self.rows(BEST, language)
             for tokens in (size.middle, size.long):
                 yield from self.rows(LONGER, language, tokens=tokens)
@@ -261,7 +254,6 @@ class Plan:
                 "decays": DECAYS,
                 "heads": HEADS,
                 "expansion": EXPANSION,
-                "window": WINDOW,
                 "comparison": COMPARISON,
                 "ablations": ABLATIONS + PUBLISHED_ABLATIONS,
             }

@@ -1,18 +1,17 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The tables of docs/results.md and of README.md in this folder, made from cells."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import search, studies
+from . import studies
+from .cells import Result, saved
 from .recall import LENGTH, PAIRS, guessed
 from .statistics import Estimate, paired
 from .studies import Plan, Row
 
 
-Result = dict[str, Any]
 # arXiv 2307.08621: perplexity of 200M parameters (version 4, tables 5 and 6); losses of 400M parameters on validation text,
 # on repeated pairs and on others (later version, tables 1 and 3)
 PAPER: dict[str, tuple[str, str, str, str]] = {
@@ -29,9 +28,7 @@ PAPER: dict[str, tuple[str, str, str, str]] = {
     "one decay for all heads, 127/128": ("27.02", "3.524", "1.768", "3.928"),
     "heads a quarter as wide": ("27.68", "3.397", "1.331", "3.872"),
 }
-
-
-SPEED_FILE = "quality_speed.json"  # next to the folder of the cells
+PAPERS_HEADER = ("paper: perplexity, 200M", "loss, 400M", "AR-Hit", "First")
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -50,13 +47,18 @@ def perplexity(results: Sequence[Result], length: str | None = None) -> str:
     return f"{Estimate.of([loss(result, length) for result in results]).exponential():.1f}"
 
 
-def difference(values: Sequence[float], reference: Sequence[float], digits: int = 3) -> str:
+def difference(values: Sequence[float], reference: Sequence[float]) -> str:
     """Returns the mean difference of pairs with standard error and verdict; an empty text without another reference."""
     if not reference or list(values) == list(reference):
         return ""
     estimate = paired(values, reference)
     verdict = estimate.verdict
-    return f"{estimate:+.{digits}f}" + (f", {verdict}" if verdict != "clear" else "")
+    return f"{estimate:+.3f}" + (f", {verdict}" if verdict != "clear" else "")
+
+
+def state_of(result: Result, lengths: Sequence[str]) -> list[str]:
+    """Returns the size of the state after each length, in thousand elements."""
+    return [f"{result['state'][length] / 1e3:,.0f}" for length in lengths]
 
 
 class Report:
@@ -77,56 +79,29 @@ class Report:
     def require_one_text(self) -> None:
         """Raises ValueError if two cells trained on different documents under the same name of a text."""
         digests: dict[tuple[str, str], dict[str, str]] = {}
-        for path in sorted(path for kind in ("language", "search") for path in (self.plan.folder / kind).glob("*.json")):
-            result = json.loads(path.read_text(encoding="utf-8"))
+        for key, result in saved(self.plan.folder / "language.jsonl").items():
             if "digest" in result:  # the first cells have none
                 text = result["cell"]["text"], result["cell"]["setting"]
-                digests.setdefault(text, {}).setdefault(result["digest"], path.name)
-        for (text, _), files in digests.items():
-            if len(files) > 1:
+                digests.setdefault(text, {}).setdefault(result["digest"], key)
+        for (text, _), cells in digests.items():
+            if len(cells) > 1:
                 raise ValueError(
-                    f"the text {text} differs between the cells {' and '.join(files.values())}: measure one again."
+                    f"the text {text} differs between the cells {' and '.join(cells.values())}: measure one again."
                 )
 
     def comparison(self) -> str:
-        rows = self.rows(studies.COMPARISON)
         reference = [loss(result) for result in self.measured(studies.RETNET, self.plan.language) or []]
         first, *_, last = map(str, self.plan.size.lengths)
         lines = []
-        for row, results in rows:
-            repeated, others = (
-                Estimate.of([result["reporting"][first][name] for result in results]) for name in ("repeated", "first")
-            )
-            lines.append(
-                [
-                    row.title,
-                    f"{results[0]['cell']['learning_rate']:g}",
-                    f"{results[0]['state'][first] / 1e3:,.0f}",
-                    f"{results[0]['state'][last] / 1e3:,.0f}",
-                    perplexity(results),
-                    difference([loss(result) for result in results], reference),
-                    f"{repeated:.2f}",
-                    f"{others:.2f}",
-                    perplexity(results, last),
-                    *PAPER.get(row.title, ("",) * 4),
-                ]
-            )
-        header = [
-            "model",
-            "rate",
-            f"state at {first}, thousand elements",
-            f"at {last}",
-            "perplexity",
-            "loss minus RetNet's",
-            "AR-Hit",
-            "First",
-            f"perplexity at {last}",
-            "paper: perplexity, 200M",
-            "loss, 400M",
-            "AR-Hit",
-            "First",
-        ]
-        return table(header, lines)
+        for row, results in self.rows(studies.COMPARISON):
+            parts = (Estimate.of([result["reporting"][first][name] for result in results]) for name in ("repeated", "first"))
+            state = state_of(results[0], (first, last))
+            over = difference([loss(result) for result in results], reference)
+            shown = [row.title, f"{results[0]['cell']['learning_rate']:g}", *state, perplexity(results), over]
+            shown += [*(f"{part:.2f}" for part in parts), perplexity(results, last)]
+            lines.append([*shown, *PAPER.get(row.title, ("",) * 4)])
+        header = ["model", "rate", f"state at {first}, thousand elements", f"at {last}", "perplexity", "loss minus RetNet's"]
+        return table([*header, "AR-Hit", "First", f"perplexity at {last}", *PAPERS_HEADER], lines)
 
     def best(self) -> str:
         """Returns perplexities of the models with initialisation by fan-in after each number of tokens."""
@@ -138,9 +113,8 @@ class Report:
             ]
             known = [results for results in after if results is not None]
             if known:
-                state = [f"{known[0][0]['state'][length] / 1e3:,.0f}" for length in (first, last)]
                 shown = ["" if results is None else perplexity(results) for results in after]
-                lines.append([row.title, *state, *shown, perplexity(known[-1], last)])
+                lines.append([row.title, *state_of(known[0][0], (first, last)), *shown, perplexity(known[-1], last)])
         header = ["model", f"state at {first}, thousand elements", f"at {last}"]
         header += [f"{tokens / 1e6:g}M tokens" for tokens in (size.short, size.middle, size.long)]
         return table([*header, f"longest, at {last}"], lines)
@@ -155,39 +129,20 @@ class Report:
             results = report.measured(row, plan.language, tokens=size.long)
             short = [loss(cell.result(plan.folder)) for cell in cells if cell.learning_rate == rate]
             if short:
-                shown = (
-                    ["", ""]
-                    if results is None
-                    else [f"{math.exp(loss(results[0], length)):.2f}" for length in (first, last)]
-                )
+                lengths = () if results is None else (first, last)
+                shown = [f"{math.exp(loss(results[0], length)):.2f}" for length in lengths] or ["", ""]
                 lines.append([row.title, f"{rate:g}", f"{math.exp(short[0]):.2f}", *shown])
         header = ["model", "rate", f"{size.middle / 1e6:g}M tokens", f"{size.long / 1e6:g}M tokens", f"longest, at {last}"]
         return table(header, lines)
-
-    def search(self) -> str:
-        """Returns the perplexity of every candidate at its better learning rate, with one seed."""
-        counts = (search.SHORT, search.MIDDLE, search.LONG)
-        lines = []
-        for name, candidates in search.GROUPS.items():
-            lines.append([f"**{name}**", *[""] * len(counts)])
-            for candidate in candidates:
-                best: dict[int, tuple[float, float]] = {}
-                for cell in search.cells_of(candidate, self.plan.setting):
-                    if (result := cell.result(self.plan.folder)) is not None:
-                        found = math.exp(loss(result)), cell.learning_rate
-                        best[cell.tokens] = min(best.get(cell.tokens, found), found)
-                shown = [f"{best[count][0]:.2f} ({best[count][1]:g})" if count in best else "" for count in counts]
-                lines.append([candidate.title, *shown])
-        return table(["", *(f"{count / 1e6:g}M tokens (rate)" for count in counts)], lines)
 
     def frontier(self) -> str:
         """Returns the perplexity and recall of each model on the frontier, the best recall first."""
         first, *_, last = map(str, self.plan.size.lengths)
         lines = []
         for title, text, shares in sorted(self.perplexity_and_recall(), key=lambda found: -sum(found[2])):
-            state = [f"{text['state'][length] / 1e3:,.0f}" for length in (first, last)]
             seeds = ", ".join(f"{share:.0f}" for share in sorted(shares, reverse=True))
-            lines.append([title, *state, f"{math.exp(loss(text)):.1f}", f"{sum(shares) / len(shares):.0f}", seeds])
+            shown = [f"{math.exp(loss(text)):.1f}", f"{sum(shares) / len(shares):.0f}", seeds]
+            lines.append([title, *state_of(text, (first, last)), *shown])
         tokens = f"{self.plan.size.short / 1e6:g}M tokens"
         header = ["model", f"state at {first}, thousand elements", f"at {last}", f"perplexity, {tokens}"]
         return table([*header, f"recall of {PAIRS[-2]} pairs, %", "each seed"], lines)
@@ -202,21 +157,6 @@ class Report:
                 found.append((title, texts[0], [100 * result["accuracy"][str(pairs)] for result in recalls]))
         return found
 
-    def against(self, rows: Sequence[Row], reference: Row, **fields: Any) -> str:
-        """Returns perplexities of rows, and their losses minus the loss of the reference row."""
-        last = str(self.plan.size.lengths[-1])
-        own = self.measured(reference, self.plan.language, **fields) or []
-        lines = []
-        for row, results in self.rows(rows, **fields):
-            over = difference([loss(result) for result in results], [loss(result) for result in own])
-            repeated = Estimate.of([next(iter(result["reporting"].values()))["repeated"] for result in results])
-            shown = [row.title, perplexity(results), over]
-            lines.append([*shown, f"{repeated:.2f}", perplexity(results, last)])
-        return table(["", "perplexity", f"loss minus {reference.title}", "AR-Hit", f"perplexity at {last}"], lines)
-
-    def decays(self) -> str:
-        return self.against(studies.DECAYS, studies.PUBLISHED_RETNET)
-
     def variations(self) -> str:
         """Compares published and geometric decays in models that differ in another option."""
         size, language = self.plan.size, self.plan.language
@@ -224,7 +164,7 @@ class Report:
         pairs: list[tuple[str, Row, Row, dict[str, Any]]] = [
             (f"{size.heads} heads, value expansion 2", geometric, published, {})
         ]
-        for rows in (studies.HEADS, studies.EXPANSION, studies.WINDOW):
+        for rows in (studies.HEADS, studies.EXPANSION):
             pairs += [(one.title.rpartition(", ")[0], one, other, {}) for one, other in zip(rows[::2], rows[1::2])]
         for text in size.texts:
             for tokens in (size.short, size.middle, size.long):
@@ -247,40 +187,6 @@ class Report:
         header = ["", "geometric, 2 to 512", "published", "difference of losses", "Llama", "geometric against Llama"]
         return table(header, lines)
 
-    def ablations(self) -> str:
-        return self._ablations(studies.RETNET, studies.ABLATIONS)
-
-    def published_ablations(self) -> str:
-        return self._ablations(studies.PUBLISHED_RETNET, studies.PUBLISHED_ABLATIONS)
-
-    def _ablations(self, base: Row, rows: Sequence[Row]) -> str:
-        own = self.measured(base, self.plan.language) or []
-        lines = []
-        for row, results in self.rows((base, *rows)):
-            score = next(iter(results[0]["reporting"]))
-            columns = [
-                [[result["reporting"][score][name] for result in each] for each in (results, own)]
-                for name in ("loss", "repeated", "first")
-            ]
-            over = [difference(*column) for column in columns]
-            lines.append([row.title, perplexity(results), *over, *PAPER.get(row.title, ("",) * 4)])
-        header = ["", "perplexity", "loss minus the first row's", "AR-Hit", "First"]
-        return table([*header, "paper: perplexity, 200M", "loss, 400M", "AR-Hit", "First"], lines)
-
-    def images(self) -> str:
-        rows = self.rows(studies.IMAGES, self.plan.image)
-        titles = {row.title: [result["reporting"] for result in results] for row, results in rows}
-        references = {"ViR": "ViR, causal", "MetaFormer": "MetaFormer, pooling"}
-        lines = []
-        for row, results in rows:
-            right = Estimate.of(titles[row.title])
-            reference = titles.get(references.get(row.title.partition(",")[0], ""), [])
-            over = difference(*([100 * share for share in shares] for shares in (titles[row.title], reference)), digits=2)
-            parameters = f"{results[0]['parameters'] / 1e3:.0f}k"
-            lines.append([row.title, parameters, f"{right.scaled(100):.2f}", over])
-        header = ["model", "parameters", "right, %", "minus causal ViR, or minus pooling"]
-        return table(header, lines)
-
     def recall(self) -> str:
         """Returns recall of each seed, the best first, because models learn to recall with some seeds only."""
         lines = [["guessing without repeating", "", "", *(f"{100 * guessed(pairs):.0f}" for pairs in PAIRS)]]
@@ -298,38 +204,6 @@ class Report:
             ["model", "hidden size", f"state at {LENGTH} tokens, elements", *(f"{pairs} pairs" for pairs in PAIRS)], lines
         )
 
-    def speed(self) -> str:
-        """Returns speeds of training and decoding from the file of `speed.py`."""
-        file = self.plan.folder.parent / SPEED_FILE
-        models = json.loads(file.read_text(encoding="utf-8"))["models"] if file.is_file() else {}
-        lines = []
-        lengths = list(next(iter(models.values()))["decoding_ms"]) if models else [""]
-        first, last = lengths[0], lengths[-1]
-        for title, found in models.items():
-            training, *decoding = (
-                "{:.3g} ({:.3g}..{:.3g})".format(*ratios)
-                for ratios in (found["training_times_as_fast"], *map(found["decoding_times_as_fast"].get, (first, last)))
-            )
-            shown = [f"{found['tokens_per_second']:,.0f}", training, f"{found['training_bytes'] / 2**20:,.0f}"]
-            steps = [f"{found['decoding_ms'][length]:.1f}" for length in (first, last)]
-            lines.append([title, *shown, *(cell for pair in zip(steps, decoding) for cell in pair)])
-        header = ["model", "training, tokens/s", "x Llama's", "peak MiB"]
-        return table([*header, f"a token after {first}, ms", "x Llama's", f"after {last}, ms", "x Llama's"], lines)
-
     def tables(self) -> dict[str, str]:
         """Returns all tables by name."""
-        names = (
-            "decays",
-            "variations",
-            "best",
-            "larger",
-            "search",
-            "comparison",
-            "frontier",
-            "ablations",
-            "published_ablations",
-            "images",
-            "recall",
-            "speed",
-        )
-        return {name: getattr(self, name)() for name in names}
+        return {name: getattr(self, name)() for name in ("best", "larger", "frontier", "comparison", "variations", "recall")}

@@ -22,12 +22,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from retnet_hf_cli.text.corpus import encode, read_documents, train_tokenizer
+from retnet_hf_cli.text.corpus import encode, train_tokenizer
 
 
-PACKAGES = ("bible-kjv", "bible-kjv-text", "dict-gcide", "fortunes", "manpages")
 HELD_OUT = 0.05  # share of the documents for choosing, and again for reporting
-MOST_CHARACTERS = {"four-texts": 40_000_000}  # of a text of Debian; other texts: 8 million
+MOST_CHARACTERS = {"four-texts": 40_000_000}  # other texts: 8 million
 TOKENIZER_CHARACTERS = 1_000_000  # of each training text of the tokenizer
 
 
@@ -117,20 +116,11 @@ READERS = {
 
 @cache
 def documents(name: str) -> Split:
-    """Returns the documents of a text for training, choosing and reporting, each in a fixed order.
-
-    Args:
-        name: one of `READERS`; or "hub:OWNER/NAME" or "hub:OWNER/NAME:SUBSET", a data set of the Hub; or "hub:FOLDER".
-    """
-    if name.startswith("hub:"):
-        source, _, subset = name.removeprefix("hub:").partition(":")
-        whole = read_documents([source], subset=subset or None)
-        random.Random(name).shuffle(whole)
-    else:
-        whole = READERS[name]()
-        random.Random(name).shuffle(whole)
-        sizes = itertools.accumulate(map(len, whole))
-        whole = whole[: sum(size <= MOST_CHARACTERS.get(name, 8_000_000) for size in sizes)]
+    """Returns the documents of a text, one of `READERS`, for training, choosing and reporting, each in a fixed order."""
+    whole = READERS[name]()
+    random.Random(name).shuffle(whole)
+    sizes = itertools.accumulate(map(len, whole))
+    whole = whole[: sum(size <= MOST_CHARACTERS.get(name, 8_000_000) for size in sizes)]
     held_out = max(1, round(HELD_OUT * len(whole)))
     return Split(whole[2 * held_out :], whole[:held_out], whole[held_out : 2 * held_out])
 

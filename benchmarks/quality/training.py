@@ -54,20 +54,33 @@ def rate_of(steps: int) -> Callable[[int], float]:
 
 def fit(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler,
     losses: Iterable[Tensor],
-) -> Iterator[float]:
-    """Makes an optimizer step for each loss, which is computed in turn, and yields the values of the losses."""
+    steps: int,
+    learning_rate: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    one_cycle: bool = False,
+) -> list[float]:
+    """Makes an optimizer step for each loss, which is computed in turn, and returns the values of the losses.
+
+    Args:
+        one_cycle: whether the learning rate follows `OneCycleLR` with a warm-up of a tenth, instead of `rate_of`.
+    """
+    optimizer = torch.optim.AdamW(parameter_groups(model), lr=learning_rate, betas=betas, fused=True)
+    if one_cycle:
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, steps, pct_start=0.1)
+    else:
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of(steps))
     model.train()
+    values = []
     for loss in losses:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        yield loss.item()
+        values.append(loss.item())
     model.eval()
+    return values
 
 
 def train(
@@ -84,8 +97,6 @@ def train(
     """Trains on a number of tokens of the stream; matrix products use bfloat16 on request."""
     steps = math.ceil(tokens / (block * batch))
     device = next(model.parameters()).device
-    optimizer = torch.optim.AdamW(parameter_groups(model), lr=learning_rate, betas=BETAS, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of(steps))
 
     def loss_of(ids: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
@@ -93,12 +104,11 @@ def train(
         return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
     blocks = itertools.islice(batches(stream, seed, block, batch), steps)
-    curve, losses, every = [], [], max(1, steps // points)
     start = time.perf_counter()
-    for step, loss in enumerate(fit(model, optimizer, schedule, (loss_of(ids.to(device)) for ids in blocks)), 1):
-        losses.append(loss)
-        if step % every == 0 or step == steps:
-            curve.append((step * block * batch, sum(losses) / len(losses)))
-            losses = []
+    losses = fit(model, (loss_of(ids.to(device)) for ids in blocks), steps, learning_rate, BETAS)
     seconds = time.perf_counter() - start
+    every = max(1, steps // points)
+    parts = (losses[first : first + every] for first in range(0, steps, every))
+    ends = (min(first + every, steps) for first in range(0, steps, every))
+    curve = [(end * block * batch, sum(part) / len(part)) for end, part in zip(ends, parts)]
     return Run(seconds, steps * block * batch / seconds, curve)

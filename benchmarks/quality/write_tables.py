@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ..whole_files import write_whole
 from .figures import draw
-from .settings import SETTINGS
 from .studies import Plan, results_folder
 from .tables import Report
 
@@ -27,23 +26,18 @@ def filled(page: str, tables: dict[str, str]) -> str:
     return TABLE.sub(table, page)
 
 
+def fill(page: Path, tables: dict[str, str]) -> None:
+    write_whole(page, filled(page.read_text(encoding="utf-8"), tables))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--setting", choices=SETTINGS, default="laptop")
-    parser.add_argument("--results", type=Path, help="folder of the cells; that of the setting by default")
-    parser.add_argument("--page", type=Path, help="the page to fill; docs/results.md and README.md here by default")
-    parser.add_argument("--images", type=Path, help="folder of the figures; docs/images by default")
-    arguments = parser.parse_args()
-    if arguments.setting != "laptop" and None in (arguments.page, arguments.images):
-        parser.error(
-            f"docs/results.md is of the setting laptop: name a --page (a copy of it) and --images for {arguments.setting}"
-        )
-    report = Report(Plan(arguments.setting, arguments.results or results_folder(arguments.setting)))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the cells")
+    report = Report(Plan("laptop", parser.parse_args().results))
     report.require_one_text()
-    tables = report.tables()
-    for page in [arguments.page] if arguments.page else PAGES:
-        write_whole(page, filled(page.read_text(encoding="utf-8"), tables))
-    draw(report, arguments.images or IMAGES)
+    for page in PAGES:
+        fill(page, report.tables())
+    draw(report, IMAGES)
 
 
 if __name__ == "__main__":

@@ -2,41 +2,24 @@
 """The benchmark of quality: its small rivals against references, its measures against loops, its cells on disk."""
 
 import dataclasses
-import json
 import math
-import re
+import multiprocessing.dummy
 
 import pytest
 import torch
 from transformers.models.rwkv import modeling_rwkv
 
+from benchmarks import linearization
 from benchmarks.quality import __main__ as quality_command
-from benchmarks.quality import (
-    delta_chunks,
-    images,
-    induction,
-    recall,
-    rivals,
-    speed,
-    statistics,
-    studies,
-    tables,
-    texts,
-    write_tables,
-)
-from benchmarks.quality.h3 import H3, DiagonalStateSpace, ShiftStateSpace
-from benchmarks.quality.hyena import Hyena
+from benchmarks.quality import cells, images, recall, rivals, statistics, studies, tables, texts, write_tables
 from benchmarks.quality.language import LanguageCell
-from benchmarks.quality.long_convolution import long_convolution
+from benchmarks.quality.mixers import DiagonalStateSpace, ShiftStateSpace, long_convolution
 from benchmarks.quality.rivals import RIVALS, decays, of_equal_size
 from benchmarks.quality.rwkv_sums import weighted_sum
-from benchmarks.quality.search import SearchCell
 from benchmarks.quality.settings import SETTINGS, Setting
-from benchmarks.quality.state import decode_step, state_numbers
-from benchmarks.quality.studies import ABLATIONS, HEADS, IMAGES, WINDOW, Plan
+from benchmarks.quality.state import state_numbers
+from benchmarks.quality.studies import ABLATIONS, COMPARISON, HEADS, IMAGES, Plan
 from benchmarks.quality.training import batches, parameter_groups, train
-from benchmarks.quality.window import WindowAttention
-from benchmarks.quality.work import missing, work
 from retnet_hf import RetNetConfig, RetNetHybridConfig
 
 
@@ -68,20 +51,15 @@ def test_the_sums_of_rwkv_are_those_of_transformers(continues):
     torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("length", [1, 5, 70])
-def test_chunks_of_the_delta_rule_are_the_recurrence(length):
-    query, key, value = torch.randn(3, 2, length, 2, 8)
-    decays, rates = -torch.rand(2, length, 2), torch.rand(2, length, 2)
-    options = {"g": decays, "beta": rates, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
-    found = delta_chunks.chunkwise(query, key, value, initial_state=None, **options)
-    expected = delta_chunks.recurrent(query, key, value, initial_state=None, **options)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_the_state_spaces_of_h3_are_recurrences():
     signal = torch.randn(2, 3, 23, dtype=torch.float64)
     diagonal = DiagonalStateSpace(3, states=4).double()
-    torch.testing.assert_close(diagonal(signal), diagonal.recurrent(signal), rtol=1e-10, atol=1e-10)
+    exponent, step = diagonal.transition()
+    state, outputs = torch.zeros(2, 3, 4, dtype=torch.complex128), []
+    for token in signal.unbind(-1):
+        state = exponent.exp() * state + step * token[..., None]
+        outputs.append(2 * (torch.view_as_complex(diagonal.readout) * state).sum(-1).real + diagonal.skip * token)
+    torch.testing.assert_close(diagonal(signal), torch.stack(outputs, dim=-1), rtol=1e-10, atol=1e-10)
     shift = ShiftStateSpace(3, states=5).double()
     state, outputs = torch.zeros(2, 3, 5, dtype=torch.float64), []
     for token in signal.unbind(-1):
@@ -90,24 +68,7 @@ def test_the_state_spaces_of_h3_are_recurrences():
     torch.testing.assert_close(shift(signal), torch.stack(outputs, dim=-1), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("mixer", [H3(16, head_size=4, states=4, taps=4), Hyena(16)], ids=["h3", "hyena"])
-def test_a_mixer_sees_what_is_before_a_token_and_nothing_after(mixer):
-    mixer = mixer.double()
-    tokens = torch.randn(1, 12, 16, dtype=torch.float64)
-    changed = tokens.clone()
-    changed[:, 7] += 1
-    before, after = mixer(tokens), mixer(changed)
-    torch.testing.assert_close(after[:, :7], before[:, :7], rtol=1e-11, atol=1e-11)
-    assert ((after[:, 7:] - before[:, 7:]).abs().amax(-1) > 1e-6).all()
-
-
-@pytest.mark.parametrize("model", RIVALS)
-def test_rivals_have_equal_parameters(model):
-    count = sum(parameter.numel() for parameter in of_equal_size(model, {}, SETTINGS["laptop"]).parameters())
-    assert abs(count / SETTINGS["laptop"].parameters - 1) < 0.01
-
-
-@pytest.mark.parametrize("row", [*HEADS, *WINDOW, *ABLATIONS], ids=lambda row: row.title)
+@pytest.mark.parametrize("row", [*COMPARISON, *HEADS, *ABLATIONS], ids=lambda row: row.title)
 def test_rows_have_equal_parameters(row):
     with torch.device("meta"):
         model = of_equal_size(row.model, row.options, SETTINGS["laptop"])
@@ -140,47 +101,15 @@ def test_a_rival_sees_what_is_before_a_token_and_nothing_after(model):
     assert (after[:, 15] - before[:, 15]).abs().max() > 1e-4
 
 
-@torch.no_grad()
-def test_a_window_beside_retention_is_given_whole_sequences(monkeypatch):
-    """Also where a model with retention alone would read the sequence in pieces."""
-    monkeypatch.setattr("retnet_hf.retnet.long_sequences.PIECE_SIZE_ON_CPU", 64)
-    monkeypatch.setattr("retnet_hf.retnet.modeling_retnet.PIECE_SIZE_ON_CPU", 64)
-    torch.manual_seed(0)
-    network = RIVALS["retnet"](SMALL, 16, window=4).eval()
-    ids = torch.randint(32, (1, 1024))
-    whole = network(ids, use_cache=False).logits
-    monkeypatch.undo()
-    torch.testing.assert_close(network(ids, use_cache=False).logits, whole, rtol=1e-4, atol=1e-5)
-
-
 def test_state_sizes():
-    retnet, llama, h3, hyena, mamba = (RIVALS[name](SMALL, 16) for name in ("retnet", "llama", "h3", "hyena", "mamba2"))
+    retnet, llama, h3, hyena, mamba = (
+        RIVALS[name](SMALL, 16).eval() for name in ("retnet", "llama", "h3", "hyena", "mamba2")
+    )
     assert state_numbers(retnet, 8) == state_numbers(retnet, 20) == 2 * 2 * 8 * 16  # layers, heads, K, V
     assert [state_numbers(llama, length) for length in (8, 20)] == [2 * 2 * 16 * 8, 2 * 2 * 16 * 20]  # layers, K and V
     assert state_numbers(h3, 8) == state_numbers(h3, 20) == 2 * (16 * 64 + 16 * 8 * 64 * 2)  # shift, complex states
     assert state_numbers(hyena, 20) - state_numbers(hyena, 8) == 2 * 12 * 16
     assert state_numbers(mamba, 8) == 3 * (32 * 16 + (32 + 2 * 16) * 4)  # layers, states, convolution of 4 taps
-
-
-@pytest.mark.parametrize("model", RIVALS)
-def test_a_step_of_decoding_follows_another(model):
-    step = decode_step(RIVALS[model](SMALL, 16).eval(), 12)
-    step()
-    step()
-
-
-def test_a_window_is_attention_to_the_last_tokens():
-    torch.manual_seed(0)
-    window = WindowAttention(8, 4, window=3).double()
-    torch.nn.init.normal_(window.bias)
-    hidden_states = torch.randn(2, 7, 8, dtype=torch.float64)
-    query, key, value = window.qkv_proj(hidden_states).chunk(3, dim=-1)
-    expected = torch.zeros(2, 7, 4, dtype=torch.float64)
-    for token in range(7):
-        seen = list(range(max(0, token - 2), token + 1))
-        scores = (query[:, token, None] * key[:, seen]).sum(-1) / 2 + window.bias[[token - other for other in seen]]
-        expected[:, token] = (scores.softmax(-1)[..., None] * value[:, seen]).sum(1)
-    torch.testing.assert_close(window(hidden_states), window.o_proj(expected), rtol=1e-10, atol=1e-10)
 
 
 def test_weight_decay_is_for_matrices_alone():
@@ -210,30 +139,6 @@ def test_models_of_a_seed_see_the_same_blocks_and_learn():
     assert run.curve[-1][1] < run.curve[0][1] - 0.3
 
 
-def test_associative_recall_asks_for_the_values_that_were_told():
-    ids, labels = recall.examples(pairs=5, count=40, generator=torch.Generator().manual_seed(0))
-    assert ids.shape == labels.shape == (40, 20)
-    for row, wanted in zip(ids.tolist(), labels.tolist()):
-        told = dict(zip(row[:10:2], row[1:10:2]))
-        assert len(told) == 5
-        assert sorted(row[10::2]) == sorted(told)
-        assert wanted == [-100] * 10 + [entry for key in row[10::2] for entry in (told[key], -100)]
-
-
-def test_induction_asks_for_what_followed_the_mark():
-    ids, followed = induction.examples(200, torch.Generator().manual_seed(0))
-    assert ids.shape == (200, 30)
-    for row, wanted in zip(ids.tolist(), followed.tolist()):
-        assert row[-1] == induction.MARK
-        assert row.count(induction.MARK) == 2
-        assert row[row.index(induction.MARK) + 1] == wanted < induction.MARK
-
-
-@pytest.mark.parametrize("model", induction.MODELS)
-def test_induction_trains_every_model(model):
-    assert 0 <= induction.accuracy(model, seed=0, steps=1) < 0.5
-
-
 def test_pictures_are_mirrored_and_moved_and_stay_pictures():
     pixels = torch.arange(2.0 * 28 * 28).view(2, 1, 28, 28)
     moved = images.augmented(pixels.repeat(64, 1, 1, 1), torch.Generator().manual_seed(0))
@@ -242,38 +147,13 @@ def test_pictures_are_mirrored_and_moved_and_stay_pictures():
     assert middles == {(row, column) for row in range(12, 17) for column in range(11, 17)}  # 13 is 14, mirrored
 
 
-def test_a_text_is_split_by_whole_documents(tmp_path):
-    for number in range(40):
-        (tmp_path / f"{number}.txt").write_text(f"document {number} " * 50, encoding="utf-8")
-    split = texts.documents(f"hub:{tmp_path}")
-    assert [len(part) for part in split] == [36, 2, 2]
-    assert len({text for part in split for text in part}) == 40
-    stream = texts.tokens(f"hub:{tmp_path}", "reporting", 300, (f"hub:{tmp_path}",))
-    decoded = texts.tokenizer(300, (f"hub:{tmp_path}",)).decode(stream.tolist())
-    assert all(text.strip() in decoded for text in split.reporting)
-
-
-def test_a_cell_is_named_by_everything_that_decides_it(tmp_path):
-    cells = [
-        LanguageCell("retnet"),
-        LanguageCell("retnet", seed=1),
-        LanguageCell("retnet", {"schedule": "none"}),
-        LanguageCell("llama"),
-        LanguageCell("llama", setting="gpu"),
-        LanguageCell("llama", learning_rate=1e-3),
-    ]
-    assert len({cell.name for cell in cells}) == len(cells)
-    assert cells[0].result(tmp_path) is None
-    cells[0].path(tmp_path).parent.mkdir()
-    cells[0].path(tmp_path).write_text(json.dumps({"parameters": 1}), encoding="utf-8")
-    assert cells[0].result(tmp_path) == {"parameters": 1}
-
-
 class Measured(LanguageCell):
-    """A cell whose loss is best at one learning rate, and that trains nothing."""
+    """A cell whose loss depends on the learning rate alone, and that trains nothing."""
+
+    losses = {1.5e-3: 2.1, 3e-3: 1.4, 6e-3: 0.7, 1.2e-2: 0.0, 2.4e-2: 0.7}
 
     def measure(self):
-        loss = abs(math.log(self.learning_rate / 1.2e-2))
+        loss = self.losses[self.learning_rate]
         return {"choosing": {"loss": loss}, "reporting": {"256": {"loss": loss}}}
 
 
@@ -283,50 +163,26 @@ def plan(tmp_path, monkeypatch):
     return Plan("laptop", tmp_path)
 
 
-def test_learning_rates_are_tried_until_the_best_has_worse_ones_on_both_sides(plan):
-    tried = []
-    while True:
+@pytest.mark.parametrize(
+    ("losses", "least", "chosen"),
+    [
+        (Measured.losses, -math.inf, 1.2e-2),  # the best has worse ones on both sides
+        ({1.5e-3: 2.5, 3e-3: 2.01, 6e-3: 2.0, 1.2e-2: 3.0}, -math.inf, 3e-3),  # a higher one is better by noise alone
+        ({1.5e-3: 0.01, 3e-3: 0.0, 6e-3: 0.0}, 0.0, 1.5e-3),  # nothing could be better
+    ],
+)
+def test_learning_rates_are_tried_until_one_is_chosen(losses, least, chosen, plan, monkeypatch):
+    monkeypatch.setattr(Measured, "losses", losses)
+    monkeypatch.setattr(Measured, "least_cost", least)
+    tried, rate = [], None
+    while rate is None:
         cells, rate = plan.rate_cells(plan.language, "retnet", {})
-        if rate is not None:
-            break
         for cell in cells:
             if cell.result(plan.folder) is None:
                 tried.append(cell.learning_rate)
-                cell.run(plan.folder)
-    assert tried == [1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2]
-    assert rate == 1.2e-2
-
-
-def test_a_higher_learning_rate_has_to_be_better_by_more_than_noise(plan, monkeypatch):
-    for rate, loss in zip((1.5e-3, 3e-3, 6e-3), (2.5, 2.01, 2.0)):
-        monkeypatch.setattr(Measured, "measure", lambda _, loss=loss: {"choosing": {"loss": loss}})
-        plan.language("retnet", {}, learning_rate=rate).run(plan.folder)
-    monkeypatch.setattr(Measured, "measure", lambda _: {"choosing": {"loss": 3.0}})
-    plan.language("retnet", {}, learning_rate=1.2e-2).run(plan.folder)
-    assert plan.rate_cells(plan.language, "retnet", {})[1] == 3e-3
-
-
-def test_where_nothing_could_be_better_no_other_learning_rate_is_tried(plan, monkeypatch):
-    monkeypatch.setattr(Measured, "least_cost", 0.0)
-    for rate, loss in zip((1.5e-3, 3e-3, 6e-3), (0.01, 0.0, 0.0)):
-        assert plan.rate_cells(plan.language, "retnet", {})[1] is None
-        monkeypatch.setattr(Measured, "measure", lambda _, loss=loss: {"choosing": {"loss": loss}})
-        plan.language("retnet", {}, learning_rate=rate).run(plan.folder)
-    cells, rate = plan.rate_cells(plan.language, "retnet", {})
-    assert [cell.learning_rate for cell in cells] == [1.5e-3, 3e-3, 6e-3]
-    assert rate == 1.5e-3  # the lowest of those that one seed cannot tell apart
-
-
-def test_work_measures_each_cell_once_and_goes_on_where_it_was_stopped(plan, capsys):
-    work(plan, ["longer"], deadline=0)
-    assert len(missing(plan, ["longer"])) == 9
-    work(plan, ["longer"])
-    assert not missing(plan, ["longer"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(set(lines)) == 3 * (5 + 2)  # of three rows, rates, and seeds that are not among them
-    work(plan, ["longer"])
-    assert not capsys.readouterr().out
-    assert not list(plan.folder.rglob("*.lock"))
+                cell.save(plan.folder, cell.run())
+    assert tried == list(losses)
+    assert rate == chosen
 
 
 def test_differences_are_of_pairs_and_within_two_errors_none():
@@ -338,46 +194,6 @@ def test_differences_are_of_pairs_and_within_two_errors_none():
     assert statistics.paired([1.0, 2.0, 3.0], [0.5, 1.5, 2.501]).verdict == "clear"
 
 
-def test_speed_is_measured_in_turns_and_stands_in_a_table(tmp_path, monkeypatch):
-    sizes = {"hidden_size": 16, "layers": 2, "heads": 2, "parameters": 40_000, "vocabulary": 32, "block": 16, "batch": 2}
-    monkeypatch.setitem(SETTINGS, "toy", Setting(**sizes, lengths=(16, 32)))
-    monkeypatch.setattr(speed, "in_its_own_process", lambda function, *arguments: function(*arguments))
-    words = ["speed", "--setting", "toy", "--rounds", "2", "--seconds", "0", "--output", str(tmp_path / tables.SPEED_FILE)]
-    monkeypatch.setattr("sys.argv", words)
-    speed.main()
-    lines = tables.Report(Plan("laptop", tmp_path / "quality")).speed().splitlines()
-    assert len(lines) == 2 + len(speed.MODELS)
-    assert lines[2].startswith("| Transformer (Llama) | ")
-    assert lines[2].count("1 (1..1)") == 3  # in training, and after each of two contexts
-
-
-def test_the_tables_of_the_pages_are_those_of_the_committed_cells():
-    built = tables.Report(Plan("laptop", write_tables.RESULTS)).tables()
-    assert all(len(table.splitlines()) > 2 for table in built.values())
-    named = []
-    for path in write_tables.PAGES:
-        page = path.read_text(encoding="utf-8")
-        named += [match["name"] for match in write_tables.TABLE.finditer(page)]
-        assert write_tables.filled(page, built) == page, path
-    assert sorted(named) == sorted(built)  # each on one page
-
-
-def test_cells_of_different_documents_are_not_put_into_one_table(tmp_path):
-    cell = LanguageCell("llama", text="four-texts", setting="larger")
-    tables.Report(Plan("laptop", write_tables.RESULTS)).require_one_text()
-    for seed, digest in enumerate(("aa", "aa", "bb")):
-        path = dataclasses.replace(cell, seed=seed).path(tmp_path)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"cell": {"text": cell.text, "setting": cell.setting}, "digest": digest}))
-        report = tables.Report(Plan("laptop", tmp_path))
-        if digest == "aa":
-            report.require_one_text()
-    with pytest.raises(
-        ValueError, match="the text four-texts differs between the cells llama-.*-0-larger.json and llama-.*-2-"
-    ):
-        report.require_one_text()
-
-
 def test_the_row_of_the_presets_is_what_from_preset_makes():
     for row, extra in ((studies.BEST[0], {}), (studies.HYBRID, {"softmax_layer": -1, "rotary_layers": "linear_attention"})):
         made = RIVALS[row.model](SMALL, 24, **row.options).config
@@ -387,49 +203,72 @@ def test_the_row_of_the_presets_is_what_from_preset_makes():
         assert row.options == studies.PRESET | extra
 
 
-def test_the_page_is_not_filled_from_another_setting(tmp_path, monkeypatch, capsys):
-    page, before = write_tables.PAGES[0], write_tables.PAGES[0].read_bytes()
-    monkeypatch.setattr("sys.argv", ["report", "--setting", "quick"])
-    with pytest.raises(SystemExit) as stopped:
-        write_tables.main()
-    assert stopped.value.code == 2
-    assert "docs/results.md is of the setting laptop" in capsys.readouterr().err
-    assert page.read_bytes() == before
-
-    copy = tmp_path / "page.md"
-    copy.write_bytes(before)
-    words = ["--setting", "quick", "--page", str(copy), "--images", str(tmp_path), "--results", str(tmp_path / "none")]
-    monkeypatch.setattr("sys.argv", ["report", *words])
-    write_tables.main()
-    assert page.read_bytes() == before != copy.read_bytes()
+def test_work_measures_each_cell_once_and_goes_on_where_it_was_stopped(plan, capsys, monkeypatch):
+    monkeypatch.setattr("multiprocessing.get_context", lambda method: multiprocessing.dummy)  # threads
+    assert len(quality_command.missing(plan, ["longer"])) == 9
+    quality_command.work(plan, ["longer"], 1, 1)
+    assert not quality_command.missing(plan, ["longer"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(set(lines)) == 3 * (5 + 2)  # of three rows, rates, and seeds that are not among them
+    assert len((plan.folder / "language.jsonl").read_text(encoding="utf-8").splitlines()) == 3 * (5 + 2)
+    quality_command.work(plan, ["longer"], 1, 1)
+    assert not capsys.readouterr().out
 
 
-def test_the_command_says_what_is_left(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(quality_command, "work_side_by_side", lambda *arguments: None)
-    monkeypatch.setattr("sys.argv", ["quality"])
-    quality_command.main()
-    assert f"Nothing is missing in {write_tables.RESULTS}; with --results another folder" in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", ["quality", "recall", "--quick", "--results", str(tmp_path)])
-    quality_command.main()
-    assert re.match(rf"\d+ cells or more are missing yet in {tmp_path}: the same command goes on", capsys.readouterr().out)
+def test_a_cell_is_known_by_everything_that_decides_it(tmp_path):
+    cell = LanguageCell("retnet", seed=1)
+    others = [LanguageCell("llama", seed=1), LanguageCell("retnet", {"schedule": "none"}, seed=1)]
+    others += [
+        dataclasses.replace(cell, **changed) for changed in ({"seed": 2}, {"setting": "larger"}, {"learning_rate": 1.0})
+    ]
+    cell.save(tmp_path, {"cell": cell.description, "parameters": 1})
+    assert cell.result(tmp_path)["parameters"] == 1
+    assert [other.result(tmp_path) for other in others] == [None] * 5
 
 
-def test_guessing_is_naming_one_of_the_values_not_asked_for_yet():
-    generator = torch.Generator().manual_seed(0)
-    for pairs in (1, 2, 8):
-        wanted = torch.rand(4000, pairs, generator=generator).argsort(dim=1)
-        named = torch.stack(
-            [
-                wanted[torch.arange(4000), torch.randint(place, pairs, (4000,), generator=generator)]
-                for place in range(pairs)
-            ],
-            dim=1,
-        )
-        assert recall.guessed(pairs) == pytest.approx((named == wanted).float().mean().item(), abs=0.02)
+def test_committed_cells_are_sorted_and_can_be_described_again():
+    kinds = {kind.kind: kind for kind in (LanguageCell, recall.RecallCell, images.ImageCell)}
+    for name, kind in kinds.items():
+        results = cells.saved(write_tables.RESULTS / f"{name}.jsonl")
+        assert list(results) == sorted(results) != []
+        for key, result in results.items():
+            assert kind(**{field: value for field, value in result["cell"].items() if field != "kind"}).key == key
 
 
-def test_committed_cells_are_what_their_names_say():
-    for path in sorted(write_tables.RESULTS.rglob("*.json")):
-        cell = dict(json.loads(path.read_text(encoding="utf-8"))["cell"])
-        kinds = {kind.kind: kind for kind in (LanguageCell, SearchCell, recall.RecallCell, images.ImageCell)}
-        assert kinds[cell.pop("kind")](**cell).path(write_tables.RESULTS) == path
+def test_the_tables_of_the_pages_are_those_of_the_committed_cells():
+    report = tables.Report(Plan("laptop", write_tables.RESULTS))
+    report.require_one_text()
+    built, named = report.tables(), []
+    assert all(len(table.splitlines()) > 2 for table in built.values())
+    for path in write_tables.PAGES:
+        page = path.read_text(encoding="utf-8")
+        named += [match["name"] for match in write_tables.TABLE.finditer(page)]
+        assert write_tables.filled(page, built) == page, path
+    assert sorted(named) == sorted(built)  # each on one page
+    assert not quality_command.missing(report.plan, [])
+
+
+def test_cells_of_different_documents_are_not_put_into_one_table(tmp_path):
+    report = tables.Report(Plan("laptop", tmp_path))
+    for seed, digest in enumerate(("aa", "aa", "bb")):
+        report.require_one_text()
+        cell = LanguageCell("llama", text="four-texts", setting="larger", seed=seed)
+        cell.save(tmp_path, {"cell": cell.description, "digest": digest})
+    with pytest.raises(ValueError, match='the text four-texts differs between the cells .*"seed": 0.* and .*"seed": 2'):
+        report.require_one_text()
+
+
+def test_a_text_is_split_by_whole_documents(monkeypatch):
+    monkeypatch.setitem(texts.READERS, "numbers", lambda: [f"document {number} " * 50 for number in range(40)])
+    split = texts.documents("numbers")
+    assert [len(part) for part in split] == [36, 2, 2]
+    assert len({text for part in split for text in part}) == 40
+    decoded = texts.tokenizer(300, ("numbers",)).decode(texts.tokens("numbers", "reporting", 300, ("numbers",)).tolist())
+    assert all(text.strip() in decoded for text in split.reporting)
+
+
+def test_the_tables_of_linearization_are_those_of_the_committed_cells():
+    page = linearization.PAGE.read_text(encoding="utf-8")
+    built = {learned: linearization.of_source(learned) for learned in linearization.WAYS}
+    assert write_tables.filled(page, built) == page
+    assert all(table in page for table in built.values())
