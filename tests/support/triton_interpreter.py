@@ -571,7 +571,9 @@ def operators() -> dict[str, float]:
     torch.library.opcheck(retention_triton.chunkwise_operator, nothing_else, test_utils=quick)
     token = [operand[:, :, 0:1].detach() for operand in leaves[:3]]
     step = step_decay(case.log_decay)
-    torch.library.opcheck(retention_triton.recurrent_step_operator, (*token, step.decay, step.write_mask, leaves[3].detach()))
+    torch.library.opcheck(
+        retention_triton.recurrent_step_operator, (*token, step.decay, step.write_mask, leaves[3].detach())
+    )
     with FakeTensorMode(), torch.no_grad():  # as tools have it that measure a model's memory without computing
         vectors, angles, decays = torch.empty(1, 2, 5, 16), torch.empty(1, 1, 5, 8), torch.empty(2)
         turned, _ = rotation_triton.rotate_triton(vectors, vectors, (angles, angles), (angles, angles))
