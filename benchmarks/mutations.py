@@ -106,10 +106,8 @@ def changed(source: str, number: int) -> tuple[str, str]:
     elif kind == "constant":
         node.value = not node.value if isinstance(node.value, bool) else node.value + 1
     else:
-        owner = next(
-            each for each in ast.walk(tree) if node in getattr(each, "body", ()) or node in getattr(each, "orelse", ())
-        )
-        body = owner.body if node in owner.body else owner.orelse
+        bodies = (getattr(each, name, None) for each in ast.walk(tree) for name in ("body", "orelse", "finalbody"))
+        body = next(body for body in bodies if isinstance(body, list) and node in body)
         body[body.index(node)] = ast.Pass()
     after = "pass" if kind == "statement" else ast.unparse(node).partition("\n")[0]
     return ast.unparse(ast.fix_missing_locations(tree)), f"line {node.lineno}: {before} -> {after}"

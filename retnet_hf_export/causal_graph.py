@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from retnet_hf import RetNetForCausalLM
-from retnet_hf.hybrid.attention_columns import Reach
+from retnet_hf.hybrid.attention_columns import AttentionSpan
 from retnet_hf.hybrid.attention_sinks import SinkRotation, key_halves, split_keys
 from retnet_hf.hybrid.softmax_attention import AttentionOfState
 from retnet_hf.ops.layout import Layout
@@ -71,7 +71,7 @@ class ExportedAttention:
     The columns are the sinks, followed by the last tokens that were read.
     """
 
-    def __init__(self, key: Tensor, value: Tensor, position: Tensor, reach: Reach, scaling: float) -> None:
+    def __init__(self, key: Tensor, value: Tensor, position: Tensor, reach: AttentionSpan, scaling: float) -> None:
         self.key, self.value, self.position, self.reach, self.scaling = key, value, position, reach, scaling
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class CausalGraph(nn.Module):
     def most_columns(self, index: int) -> int:
         """Returns how many tokens a state tensor holds at most; sys.maxsize if there is no limit."""
         layer = int(self.tensors[index].name.split(".")[0])
-        window, sinks = Reach.of(self.model.config, self.model.config.layer_types[layer])
+        window, sinks = AttentionSpan.of(self.model.config, self.model.config.layer_types[layer])
         return sys.maxsize if window is None else window - 1 + sinks
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
@@ -162,7 +162,7 @@ class CausalGraph(nn.Module):
     def _rotation(self, plan: Plan, kind: str) -> Rotation | SinkRotation:
         inner, distance = self.model.model, self.model.config.attention_sink_distance
         rotate = inner.attention_rotation(plan, torch.float32)
-        if distance is None or not Reach.of(inner.config, kind).sinks or rotate.angles is None:
+        if distance is None or not AttentionSpan.of(inner.config, kind).sinks or rotate.angles is None:
             return rotate
         nearer = plan.position.clamp(max=distance)
         return SinkRotation(rotate, inner.attention_rotation(plan, torch.float32, nearer))
@@ -173,7 +173,7 @@ class CausalGraph(nn.Module):
             if kind == "linear_attention":
                 pasts.append(ExportedRetention(state=next(given)))
             else:
-                reach, scaling = Reach.of(config, kind), config.mixer_sizes(index)[2] ** -0.5
+                reach, scaling = AttentionSpan.of(config, kind), config.mixer_sizes(index)[2] ** -0.5
                 pasts.append(ExportedAttention(next(given), next(given), position, reach, scaling))
         return pasts
 

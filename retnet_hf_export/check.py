@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from retnet_hf import RetNetForCausalLM, RetNetState
-from retnet_hf.hybrid.attention_columns import Reach
+from retnet_hf.hybrid.attention_columns import AttentionSpan
 
 
 PROMPT, FIRST_PIECES, GREEDY = 300, (21, 1), 64  # tokens; from position 256 on, `DigitRotation` uses a second digit
@@ -76,7 +76,7 @@ def check(model: RetNetForCausalLM, file: Path) -> Found:
     config = model.config
     length = PROMPT
     if config.is_hybrid:
-        window = max(Reach.of(config, kind).window or 0 for kind in config.layer_types)
+        window = max(AttentionSpan.of(config, kind).window or 0 for kind in config.layer_types)
         far = (config.attention_sink_distance or 0) + window  # so that tokens are far from the sinks
         length = max(PROMPT, 2 * window + config.attention_sinks, far)  # so that tokens leave every window
     ids = torch.randint(config.vocab_size, (1, length), generator=generator)

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from retnet_hf import RetNetForCausalLM, RetNetState
-from retnet_hf.hybrid.attention_columns import Reach
+from retnet_hf.hybrid.attention_columns import AttentionSpan
 from retnet_hf.state.state_file import weights_mark
 
 from .causal_graph import state_tensors
@@ -98,7 +98,7 @@ def page_info(
     end = [] if end is None else [end] if isinstance(end, int) else end
     layers = []
     for index, kind in enumerate(config.layer_types):
-        sinks = Reach.of(config, kind).sinks
+        sinks = AttentionSpan.of(config, kind).sinks
         layers.append({"index": index, "retains": kind == "linear_attention", "sinks": sinks})
     return {
         "name": name,

@@ -21,7 +21,7 @@ from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
 
 from retnet_hf import RetNetConfig, RetNetHybridModel, RetNetModel, RetNetState
-from retnet_hf.hybrid.attention_columns import Reach
+from retnet_hf.hybrid.attention_columns import AttentionSpan
 from retnet_hf.hybrid.experts import Experts, MixtureOfExperts, Router
 from retnet_hf.modules.computed_buffers import ComputedBuffer
 
@@ -56,7 +56,7 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
             if kind == "linear_attention":
                 kept = StateSlots(self.config, layer, name, vllm_config)
             else:
-                window, _ = Reach.of(self.config, kind)
+                window, _ = AttentionSpan.of(self.config, kind)
                 kept = PagedAttention(self.config, layer, name, vllm_config, window)
             self.state.layers.append(kept)
 

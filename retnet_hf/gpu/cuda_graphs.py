@@ -52,7 +52,7 @@ class CudaGraph:
         self.device, self.graph = device, None
 
     @contextmanager
-    def aside(self) -> Iterator[torch.cuda.Stream]:
+    def on_side_stream(self) -> Iterator[torch.cuda.Stream]:
         """Runs the block on the stream for captures, in order with the current stream, and yields the current stream."""
         with self.lock, torch.cuda.device(self.device):
             if self.device not in self.streams:
@@ -65,14 +65,14 @@ class CudaGraph:
 
     def warm_up(self, call: Callable[[], Tensor]) -> Tensor:
         """Returns the result of the call, which creates kernels, handles and workspaces for later calls."""
-        with self.aside() as current:
+        with self.on_side_stream() as current:
             result = call()
             result.record_stream(current)
         return result
 
     def capture(self, call: Callable[[], Tensor]) -> Tensor:
         """Captures the call, and returns its result tensor, which has no values before `replay`."""
-        with self.aside():
+        with self.on_side_stream():
             idle, graph = self.idle.setdefault(self.device, []), torch.cuda.CUDAGraph()
             before = idle.pop() if idle else None
             generator = torch.cuda.default_generators[self.device.index]
@@ -104,7 +104,7 @@ class CudaGraph:
                 self.idle[self.device].append(self.graph)
 
 
-ALONE = threading.Lock()  # held during a capture, so that no other call begins
+CAPTURE_LOCK = threading.Lock()  # held during a capture, so that no other call begins
 RUNNING: Counter[int] = Counter()  # calls of `generate()` on GPUs, by thread
 GRAPHS: dict[str, type[CudaGraph]] = {"cuda": CudaGraph}  # by device type
 
@@ -160,7 +160,7 @@ class CapturedStep:
 
     def captured(self, compute: Callable[[], Tensor]) -> bool:
         """Captures a step, unless another thread generates, since drawing random numbers there would fail."""
-        with ALONE:
+        with CAPTURE_LOCK:
             return len(RUNNING) == 1 and self.capture(compute)
 
     def capture(self, compute: Callable[[], Tensor]) -> bool:
@@ -211,13 +211,13 @@ class CapturedStep:
 def capturing(model: nn.Module, state: Any, input_ids: Tensor, generation_config: GenerationConfig) -> Iterator[None]:
     """Makes `replayed` capture and replay the decode steps of the model with this state, within a `with` block."""
     thread = threading.get_ident()
-    with ALONE:
+    with CAPTURE_LOCK:
         RUNNING[thread] += 1
     try:
         with replaying(model, state, input_ids, generation_config):
             yield
     finally:
-        with ALONE:
+        with CAPTURE_LOCK:
             RUNNING[thread] -= 1
             if not RUNNING[thread]:
                 del RUNNING[thread]

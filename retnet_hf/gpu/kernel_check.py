@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from ..modules.layers import RetNetRMSNorm
-from ..ops.kernels import RIGHT, TORCH, Kernels, Sizes
+from ..ops.kernels import TORCH, VERIFIED, Kernels, Sizes
 from ..ops.retention_forms import bidirectional_retention, retention, step_decay
 
 
@@ -66,10 +66,10 @@ def trusted(
     if reason is None:
         checked[use] |= {"output", "gradients"} if part == "gradients" else set(parts)
         if all(other[:2] != (device, dtype) for other in wrong):
-            RIGHT.update((device, dtype, trains) for trains in {False, part == "gradients"})
+            VERIFIED.update((device, dtype, trains) for trains in {False, part == "gradients"})
         return True
     wrong[use] = reason
-    RIGHT.difference_update((device, dtype, trains) for trains in (False, True))
+    VERIFIED.difference_update((device, dtype, trains) for trains in (False, True))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     logger.warning(
         f"PyTorch's operations compute retention in {dtype} on {name}, since the kernels of retnet_hf do not work there "

@@ -37,9 +37,9 @@ def packed_step_triton_(
     """Computes `packed_step_` in one launch, with its arguments and result. Does not copy the states."""
     if states.stride(-1) != 1 or not (runs_on(states.device) and launches_at_once(query)):
         return packed_step_(query, key, value, decay, states, rows, begins)
-    keep = decay.decay if begins is None else decay.decay.masked_fill(begins[:, None, None, None], 0)
+    factor = decay.decay if begins is None else decay.decay.masked_fill(begins[:, None, None, None], 0)
     tokens = (operand.permute(2, 1, 0, 3) for operand in (query, key, value))  # (D, ., 1, .)
-    return launch_step(*tokens, keep, None, states, rows).permute(2, 1, 0, 3)
+    return launch_step(*tokens, factor, None, states, rows).permute(2, 1, 0, 3)
 
 
 def chunks_triton(

@@ -35,7 +35,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops.kernels import computes_at_once
+from ..ops.kernels import may_launch_eagerly
 from ..ops.retention_forms import (
     StepDecay,
     bidirectional_retention,
@@ -427,7 +427,7 @@ def multiplies_as_tf32() -> bool:
 
 def launches_at_once(tensor: Tensor) -> bool:
     """Returns whether a kernel may be launched for a tensor outside an operator."""
-    return type(tensor) is Tensor and computes_at_once()
+    return type(tensor) is Tensor and may_launch_eagerly()
 
 
 def with_dense_rows(tensor: Tensor) -> Tensor:
@@ -754,8 +754,8 @@ def step_kernel(
     query,  # (B, H, K)
     key,  # (B, G, K)
     value,  # (B, G, V)
-    left,  # (B|1, M)
-    written,  # (B)
+    decay,  # (B|1, M)
+    write_mask,  # (B)
     places,  # (B)
     state,  # (B, M, K, V); with HAS_PLACES, (rows, M, K, V)
     output,  # (B, H, V)
@@ -766,7 +766,7 @@ def step_kernel(
     key_head,
     value_batch,
     value_head,
-    left_batch,
+    decay_batch,
     state_batch,
     state_matrix,
     state_row,
@@ -777,7 +777,7 @@ def step_kernel(
     V: tl.constexpr,
     ALL_K: tl.constexpr,
     TILE_V: tl.constexpr,
-    HAS_WRITTEN: tl.constexpr,
+    HAS_MASK: tl.constexpr,
     HAS_PLACES: tl.constexpr,
 ):
     """Updates a tile of columns of one state with a token, and computes its heads' outputs while it is in registers.
@@ -793,18 +793,18 @@ def step_kernel(
         row = tl.load(places + batch)
     exists = (row >= 0) & (row < rows)
     pointers = state + row * state_batch + matrix * state_matrix + inner[:, None] * state_row + columns[None, :]
-    there = exists & (inner < K)[:, None] & (columns < V)[None, :]
+    mask = exists & (inner < K)[:, None] & (columns < V)[None, :]
     dtype = state.dtype.element_ty
     head = matrix // SHARING
     keys = tl.load(key + batch * key_batch + head * key_head + inner, mask=inner < K, other=0.0).to(dtype)
     values = tl.load(value + batch * value_batch + head * value_head + columns, mask=columns < V, other=0.0).to(dtype)
-    if HAS_WRITTEN:
-        keys = keys * tl.load(written + batch)
-    factor = tl.load(left + batch * left_batch + matrix)
+    if HAS_MASK:
+        keys = keys * tl.load(write_mask + batch)
+    factor = tl.load(decay + batch * decay_batch + matrix)
     # A document that starts here does not depend on what the state holds, which may be infinite.
-    kept = tl.where(factor == 0, 0.0, tl.load(pointers, mask=there, other=0.0)) * factor
+    kept = tl.where(factor == 0, 0.0, tl.load(pointers, mask=mask, other=0.0)) * factor
     kept += keys[:, None] * values[None, :]
-    tl.store(pointers, kept, mask=there)
+    tl.store(pointers, kept, mask=mask)
     for reader in range(0, READERS):
         reading = matrix * READERS + reader
         queries = tl.load(query + batch * query_batch + reading * query_head + inner, mask=inner < K, other=0.0).to(dtype)
@@ -814,15 +814,15 @@ def step_kernel(
 
 @torch.library.custom_op(f"{NAMESPACE}::recurrent_step_", mutates_args=("state",))
 def recurrent_step_operator(
-    query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tensor | None, state: Tensor
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write_mask: Tensor | None, state: Tensor
 ) -> Tensor:
     """Computes `recurrent_step_triton_`, with the parts of a `StepDecay` as arguments."""
-    return launch_step(query, key, value, left, written, state)
+    return launch_step(query, key, value, decay, write_mask, state)
 
 
 @recurrent_step_operator.register_fake
-def _shape_of_step(query, key, value, left, written, state):
-    check_step(query, key, value, left, state)
+def _shape_of_step(query, key, value, decay, write_mask, state):
+    check_step(query, key, value, decay, state)
     return state.new_empty(query.shape[0], query.shape[1], 1, value.shape[-1])
 
 
@@ -842,9 +842,9 @@ def recurrent_step_triton_(
     return output if decay.write_mask is None else output * decay.write_mask, state
 
 
-def check_step(query, key, value, left, state) -> None:
+def check_step(query, key, value, decay, state) -> None:
     """Raises RuntimeError if the shapes of a step of one token do not match."""
-    check_shapes(query, key, value, left[0].flatten(), state, None, None)
+    check_shapes(query, key, value, decay[0].flatten(), state, None, None)
     if query.shape[2] != 1:
         raise RuntimeError(f"a step has one token, got {query.shape[2]}.")
 
@@ -853,8 +853,8 @@ def launch_step(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    left: Tensor,
-    written: Tensor | None,
+    decay: Tensor,
+    write_mask: Tensor | None,
     state: Tensor,
     places: Tensor | None = None,
 ) -> Tensor:
@@ -864,17 +864,17 @@ def launch_step(
         places: (B,) int64, the row of the state that belongs to each sequence; None if sequence b has row b.
         Other arguments as in `recurrent_step_operator`.
     """
-    check_step(query, key, value, left, state if places is None else state[: len(places)])
+    check_step(query, key, value, decay, state if places is None else state[: len(places)])
     places = None if places is None else places.contiguous()
     query, key, value = (with_dense_rows(tensor) for tensor in (query, key, value))
     (batch, heads, _, key_dim), value_dim, matrices = query.shape, value.shape[-1], state.shape[1]
     output = state.new_empty(batch, heads, 1, value_dim)
     tiles = step_tiles(key_dim, value_dim)
-    strides = *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], 0 if left.shape[0] == 1 else left.stride(0)
+    strides = *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], 0 if decay.shape[0] == 1 else decay.stride(0)
     launch(
         step_kernel,
         cdiv(value_dim, tiles["TILE_V"]) * batch * matrices,
-        (query, key, value, left, *(state if tensor is None else tensor for tensor in (written, places)), state, output),
+        (query, key, value, decay, *(state if tensor is None else tensor for tensor in (write_mask, places)), state, output),
         (state.shape[0], *strides, *state.stride()[:3]),
         M=matrices,
         READERS=heads // matrices,
@@ -882,7 +882,7 @@ def launch_step(
         K=key_dim,
         V=value_dim,
         **tiles,
-        HAS_WRITTEN=written is not None,
+        HAS_MASK=write_mask is not None,
         HAS_PLACES=places is not None,
         num_warps=8,
     )

@@ -15,7 +15,7 @@ from ..ops.layout import Layout
 from ..ops.retention_forms import needs_autograd
 
 
-class Reach(NamedTuple):
+class AttentionSpan(NamedTuple):
     """The tokens of its document that a token sees.
 
     Attributes:
@@ -26,7 +26,7 @@ class Reach(NamedTuple):
     sinks: int = 0
 
     @classmethod
-    def of(cls, config: PreTrainedConfig, kind: str) -> "Reach":
+    def of(cls, config: PreTrainedConfig, kind: str) -> "AttentionSpan":
         """Returns the reach in layers of type `kind`, one of `layer_types`."""
         window = config.sliding_window if kind == "sliding_attention" else None
         return cls(window, 0 if window is None else config.attention_sinks)
@@ -93,7 +93,7 @@ def visible(queries: Columns, keys: Columns, window: int | None = None, sinks: T
     return seen[:, None]
 
 
-def kept_columns(columns: Columns, reach: Reach, removable: int = 0) -> tuple[Columns, Tensor | None]:
+def kept_columns(columns: Columns, reach: AttentionSpan, removable: int = 0) -> tuple[Columns, Tensor | None]:
     """Returns the columns that a state keeps, and their indices (B, S') or, if they are equal in all rows, (1, S').
 
     The state of a window keeps the last tokens and the sinks of the last document in each row, window - 1 + sinks columns at

@@ -92,7 +92,7 @@ class MixtureOfExperts(nn.Module):
         return output if self.shared is None else output + self.shared(hidden_states)
 
 
-def draw_experts(module: nn.Module, config: PreTrainedConfig) -> None:
+def init_experts(module: nn.Module, config: PreTrainedConfig) -> None:
     """Initialises a router or experts: by `init_by_inputs` for "fan_in", else normally. A bias becomes zero."""
     for weight in module.parameters(recurse=False):
         if config.initialization == "fan_in":

@@ -38,7 +38,7 @@ from ..retnet.modeling_retnet import (
     RetNetTokenMixer,
 )
 from .configuration_hybrid import RetNetHybridConfig
-from .experts import Experts, MixtureOfExperts, Router, draw_experts, loss_and_routing
+from .experts import Experts, MixtureOfExperts, Router, init_experts, loss_and_routing
 from .head_modules import GroupRMSNorm, LearnedRotation
 from .latent_attention import RetNetLatentAttention
 from .softmax_attention import AttentionOfState, AttentionPlan, attention_plans
@@ -165,7 +165,7 @@ class RetNetHybridPreTrainedModel(RetNetPreTrainedModel):
         if isinstance(module, LearnedRotation):
             module.initialize()
         elif isinstance(module, (Router, Experts)):
-            draw_experts(module, self.config)
+            init_experts(module, self.config)
 
 
 class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):

@@ -20,14 +20,14 @@ from ..ops.layout import Layout, OnDevice
 from ..ops.plan import Rotation
 from ..ops.retention_forms import needs_autograd
 from ..state.retention_state import STATE_LAYERS, StateLayer, first_in_use
-from .attention_columns import Columns, Reach, chosen, columns_of, kept_columns, visible
+from .attention_columns import AttentionSpan, Columns, chosen, columns_of, kept_columns, visible
 from .attention_sinks import SinkRotation, excess_distance, key_halves, split_keys
 
 
 # A layer with a window computes this many queries at a time, so that time and memory are linear in the length of a text.
 # On a CPU, smaller blocks cost little overhead: a layer with a window of 64 takes half the time.
 QUERIES_AT_A_TIME, QUERIES_ON_CPU = 1024, 128
-EVERYTHING = Reach()
+EVERYTHING = AttentionSpan()
 
 
 class Reading(NamedTuple):
@@ -54,7 +54,7 @@ class AttentionStateLayer(StateLayer):
 
     SAVED = ("keys", "values", "document", "count", "position", "next_position", "cumulative_length")
 
-    def __init__(self, reach: Reach = EVERYTHING, **kwargs) -> None:
+    def __init__(self, reach: AttentionSpan = EVERYTHING, **kwargs) -> None:
         super().__init__()
         self.reach = reach
         self.is_sliding = reach.window is not None
@@ -160,7 +160,7 @@ class AttentionStateLayer(StateLayer):
 
 STATE_LAYERS |= {
     "full_attention": lambda config: AttentionStateLayer(),
-    "sliding_attention": lambda config: AttentionStateLayer(Reach.of(config, "sliding_attention")),
+    "sliding_attention": lambda config: AttentionStateLayer(AttentionSpan.of(config, "sliding_attention")),
 }
 
 
@@ -201,7 +201,7 @@ class AttentionPlan(OnDevice):
         state: "AttentionStateLayer | None" = None,
         output_maps: bool = False,
     ) -> None:
-        self.rotate, self.reach = rotation(), Reach.of(config, kind)
+        self.rotate, self.reach = rotation(), AttentionSpan.of(config, kind)
         self.implementation = "eager" if output_maps else config._attn_implementation
         past = None if state is None else state.columns
         columns = columns_of(layout, batch, past)

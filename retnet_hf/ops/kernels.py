@@ -62,9 +62,9 @@ def _nowhere(device: torch.device) -> bool:
 
 TORCH = Kernels(_nowhere, None, recurrent_step_, rotate_both)
 AUTO = Kernels(has_kernels, None, recurrent_step_, rotate_both)  # decides at each call; compilers can handle plain functions
-_NOT_TO_BE_HAD = (ImportError, OSError, RuntimeError)  # of an installation of Triton
+IMPORT_ERRORS = (ImportError, OSError, RuntimeError)  # of an installation of Triton
 _by_default: list[Kernels] = []  # the kernels that AUTO chose, set by the first call on a GPU
-RIGHT: set[tuple[torch.device, torch.dtype, bool]] = set()  # where checked kernels were right; True: with gradients
+VERIFIED: set[tuple[torch.device, torch.dtype, bool]] = set()  # where checked kernels were right; True: with gradients
 
 
 def _use(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, *call: bool) -> bool:
@@ -77,7 +77,7 @@ def _use(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Size
         if not _by_default:
             try:
                 _by_default.append(_import_kernels())
-            except _NOT_TO_BE_HAD as error:
+            except IMPORT_ERRORS as error:
                 _by_default.append(TORCH)
                 logger.warning_once(f"PyTorch's operations compute retention, because there are no kernels here: {error}.")
         [kernels] = _by_default
@@ -91,7 +91,7 @@ def _use(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Size
 _use._dynamo_marked_constant = True  # like assume_constant_result, which would import the compiler
 
 
-def computes_at_once() -> bool:
+def may_launch_eagerly() -> bool:
     """Returns whether a kernel may be launched outside an operator.
 
     Compilers, tracers, PyTorch's modes and forward-mode derivatives do not see launches outside an operator.
@@ -101,7 +101,7 @@ def computes_at_once() -> bool:
 
 def kernels_of_call(kernels: Kernels, layout: Layout, dtype: torch.dtype, sizes: Sizes) -> Kernels:
     """Returns the implementation for a call: the model's kernels or `TORCH`."""
-    if kernels.runs_on is _nowhere or (layout.in_parts and not computes_at_once()):
+    if kernels.runs_on is _nowhere or (layout.in_parts and not may_launch_eagerly()):
         return TORCH
     if not _use(kernels, layout.position.device, dtype, sizes, layout.is_step, torch.compiler.is_compiling()):
         return TORCH
@@ -118,7 +118,7 @@ def kernels_found_right(kernels: Kernels, operand: Tensor) -> Kernels:
         return TORCH
     if kernels.chunkwise is None:
         kernels = _by_default[0] if _by_default else TORCH
-    return TORCH if kernels.checked and (operand.device, operand.dtype, torch.is_grad_enabled()) not in RIGHT else kernels
+    return TORCH if kernels.checked and (operand.device, operand.dtype, torch.is_grad_enabled()) not in VERIFIED else kernels
 
 
 def load_kernels(name: str) -> Kernels:
@@ -136,7 +136,7 @@ def load_kernels(name: str) -> Kernels:
         return AUTO if asked == "auto" else TORCH
     try:
         return _import_kernels()
-    except _NOT_TO_BE_HAD as error:
+    except IMPORT_ERRORS as error:
         if torch.cuda.is_available():
             logger.warning_once(f"kernels={asked!r} cannot be used here, so PyTorch's operations are used: {error}.")
         return TORCH

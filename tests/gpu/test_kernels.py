@@ -31,8 +31,8 @@ def nothing_said(monkeypatch):
     monkeypatch.setattr(kernels_module, "_by_default", [])
     monkeypatch.setattr(kernel_check, "checked", defaultdict(set))
     monkeypatch.setattr(kernel_check, "wrong", {})
-    monkeypatch.setattr(kernels_module, "RIGHT", set())
-    monkeypatch.setattr(kernel_check, "RIGHT", kernels_module.RIGHT)
+    monkeypatch.setattr(kernels_module, "VERIFIED", set())
+    monkeypatch.setattr(kernel_check, "VERIFIED", kernels_module.VERIFIED)
 
 
 @pytest.fixture

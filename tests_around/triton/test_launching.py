@@ -150,8 +150,8 @@ def test_the_check_before_the_first_use_compiles_what_a_model_launches(monkeypat
         monkeypatch.setattr(module, "runs_on", lambda device: True)
     monkeypatch.setattr(kernel_check, "difference", checked)
     monkeypatch.setattr(kernel_check, "checked", kernel_check.defaultdict(set))
-    monkeypatch.setattr(kernel_check, "RIGHT", set())
-    monkeypatch.setattr("retnet_hf.ops.kernels.RIGHT", kernel_check.RIGHT)
+    monkeypatch.setattr(kernel_check, "VERIFIED", set())
+    monkeypatch.setattr("retnet_hf.ops.kernels.VERIFIED", kernel_check.VERIFIED)
     config = RetNetConfig(
         vocab_size=64, hidden_size=128, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=groups, chunk_size=64
     )

@@ -276,7 +276,7 @@ def test_other_devices_compile_without_spills(target):
 @pytest.mark.parametrize(("key_dim", "value_dim", "heads_of_matrix"), [(256, 512, 1), (512, 512, 4), (80, 96, 8)])
 @pytest.mark.parametrize("architecture", [80, 90])
 def test_the_step_spills_nothing(architecture, key_dim, value_dim, heads_of_matrix):
-    constants = {"M": 8, "READERS": heads_of_matrix, "SHARING": 1, "K": key_dim, "V": value_dim, "HAS_WRITTEN": True}
+    constants = {"M": 8, "READERS": heads_of_matrix, "SHARING": 1, "K": key_dim, "V": value_dim, "HAS_MASK": True}
     constants |= retention_triton.step_tiles(key_dim, value_dim)
     pointers = dict.fromkeys(("query", "key", "value"), "bf16") | {"places": "i64"}
     pointers |= dict.fromkeys(("left", "written", "state", "output"), "fp32")
