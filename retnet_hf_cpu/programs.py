@@ -194,7 +194,9 @@ class LayerProgram:
         rotations = [*plan.rotate.query_angles, *plan.rotate.key_angles] if self.rotations else []
         if len(hidden_states) > 1:
             rotations = [table.expand(len(hidden_states), -1, -1, -1).contiguous() for table in rotations]
-        return self.run([hidden_states, past.recurrent_states, decay, *rotations, *self.operands])[0]
+        output = self.run([hidden_states, past.recurrent_states, decay, *rotations, *self.operands])[0]
+        plan.layout.written.append(past)
+        return output
 
     def __reduce__(self) -> tuple:
         return type(None), ()

@@ -3,7 +3,7 @@
 
 import copy
 import operator
-from collections.abc import Sequence
+from collections import deque
 from typing import Any
 
 import torch
@@ -51,6 +51,8 @@ class Layout(OnDevice):
 
     Attributes:
         tokens: number of columns by which the call lengthens the text that a state has read.
+        written: states of retention layers to which this call has added its tokens. It is no list, because a copy of the
+            layout on another device must share it.
         is_step: whether no sequence has more than one token.
         in_parts: whether the tokens are packed documents with states of their own, or segments of sequences.
     """
@@ -69,6 +71,7 @@ class Layout(OnDevice):
         self.position, self.next_position, self.present, self.starts = position, next_position, present, starts
         self.continues, self.has_holes = continues, has_holes
         self.tokens = position.shape[1]
+        self.written: deque[Any] = deque()
         self.is_step = False
         if self.tokens == 1:  # a branch, because the length may be a symbol of a compiler
             self.is_step = True
@@ -86,8 +89,14 @@ class Layout(OnDevice):
         """Returns the position of each token in the order of the hidden states, (B|1, T)."""
         return self.position
 
-    def advance_(self, layers: Sequence[Any]) -> None:
-        """Updates the next positions (B,) and the numbers of columns read () of states of retention layers, in place."""
+    def advance_(self) -> None:
+        """Updates the next positions (B,) and the numbers of columns read () of the `written` states, in place.
+
+        It is called after the last layer, so hooks of layers see the positions before the call.
+        """
+        layers = [self.written.popleft() for _ in range(len(self.written))]
+        if not layers:
+            return
         positions, lengths = [layer.next_position for layer in layers], [layer.cumulative_length for layer in layers]
         end = self.next_position[:, -1].expand(positions[0].shape)
         if torch.compiler.is_compiling():

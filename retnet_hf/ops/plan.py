@@ -123,7 +123,7 @@ class Plan(OnDevice):
         return self._decays[1]
 
     def powers(self, log_decay: Tensor) -> Any:
-        """Computes `decays`."""
+        """Computes the powers of γ that `compute` needs: of a step, of maps, or of chunks."""
         layout, length = self.layout, self.layout.position.shape[1]
         if self.in_place:
             return step_decay(log_decay, layout.present, layout.starts)

@@ -513,7 +513,9 @@ class Chunks(NamedTuple):
         written = self.product(rows.mT, columns).unflatten(0, self.shape)  # (B, M, N, K, V)
         if state is None and chunks == 1:
             return None, written[:, :, 0]
-        state, places = torch.zeros_like(written[:, :, 0]) if state is None else state, None
+        places = None
+        if state is None:
+            state = torch.zeros_like(written[:, :, 0])
         if chunks > 1 and not torch.is_grad_enabled() and not needs_autograd():
             before = torch.empty_like(written)  # each state is written to its final place, without a copy
             places = before.unbind(2)[:: -1 if backwards else 1]

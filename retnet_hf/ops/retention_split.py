@@ -15,7 +15,7 @@ A rank has one segment; or two, stacked along the batch, in torch's order for ca
 and 2 N - 1 - r. Shapes as in `retention_forms.py`, with N ranks, S segments per rank, and G = N S segments in all.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -159,8 +159,9 @@ class SplitLayout(Layout):
     def call_position(self) -> Tensor:
         return self.context.unfold(self.position)
 
-    def advance_(self, layers: Sequence[Any]) -> None:
-        for layer in layers:
+    def advance_(self) -> None:
+        while self.written:
+            layer = self.written.popleft()
             layer.next_position.copy_(self.final_position)
             layer.cumulative_length.add_(self.tokens)
 

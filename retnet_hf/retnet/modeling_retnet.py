@@ -51,7 +51,6 @@ from ..ops.plan import Plan, Rotation
 from ..ops.retention_forms import default_chunk_size, form_of_call, needs_autograd
 from ..state.retention_state import (
     RetNetState,
-    RetNetStateLayer,
     UpdatedOnce,
     computes_layers_again,
     first_in_use,
@@ -454,12 +453,14 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
 
     def read(self, hidden_states: Tensor, plans: list[Plan], state: Cache | None, **kwargs) -> Tensor:
         """Returns the output (B, T, D) of all layers and the final norm for embedded tokens (B, T, D)."""
-        held = UpdatedOnce(state) if state is not None and computes_layers_again(self) else state
-        for layer, plan in zip(self.layers, plans):
-            hidden_states = layer(hidden_states, plan=plan, state=held, **kwargs)
-        pasts = [] if state is None else [past for past in state.layers if isinstance(past, RetNetStateLayer)]
-        if pasts := [past for past in pasts if past.is_initialized and past.rows is None]:
-            next(plan.layout for plan in plans if isinstance(plan, Plan)).advance_(pasts)
+        state = UpdatedOnce(state) if state is not None and computes_layers_again(self) else state
+        retention = next((plan for plan in plans if isinstance(plan, Plan)), None)  # all layers of retention share it
+        try:
+            for layer, plan in zip(self.layers, plans):
+                hidden_states = layer(hidden_states, plan=plan, state=state, **kwargs)
+        finally:  # states that were written have read the tokens, whatever a later layer does
+            if retention is not None:
+                retention.layout.advance_()
         return self.norm(hidden_states)
 
     def plan(

@@ -142,9 +142,10 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
         decays = self.decay.of_layers(torch.float64 if is_wide else dtype, device)
         form = form_of_call(config.retention_form, False)
         plan = self.plan_of_layout(layout, decays, form, dtype, state is not None)
-        output, _ = super().forward(hidden_states, plan, own)
-        if own is not None:
-            layout.advance_(own.layers)
+        try:
+            output, _ = super().forward(hidden_states, plan, own)
+        finally:
+            layout.advance_()
         if own is not None and not continues:
             inputs = {"hidden_states": hidden_states, "mask": mask, "documents": documents}
             own.first_tokens = first_tokens_of(self, output, mask, **inputs)

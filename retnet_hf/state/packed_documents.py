@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Layout, operator and plan of packed documents that each continue from a row of a state.
+"""Layout and plan of packed documents that each continue from a row of a state.
 
 Serving engines call a model this way. Shapes as in `retention_packed.py`.
 """
@@ -42,9 +42,10 @@ class PackedLayout(Layout):
         self.documents, self.rows, self.begins, self.document_position = documents, rows, begins, document_position
         self.tokens, self.is_step = documents.longest, documents.longest == 1
 
-    def advance_(self, layers: Sequence[StateLayer]) -> None:
+    def advance_(self) -> None:
         """Updates positions and lengths as in `Layout`. With rows, the length becomes the largest next position."""
-        for layer in layers:
+        while self.written:
+            layer = self.written.popleft()
             if self.rows is None:
                 layer.next_position.copy_(self.document_position)
                 layer.cumulative_length.add_(self.tokens)

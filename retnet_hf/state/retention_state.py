@@ -218,7 +218,7 @@ class RetNetStateLayer(StateLayer):
 
     Attributes:
         recurrent_states: (B, M, K, V), float32 or float64; None before the first token. M is H, or G if heads share states.
-        rows: (D,) the rows that packed documents continue from, if they differ from layer to layer; None if they do not.
+        rows: (D,) the rows from which packed documents continue, if each layer has its own; else None.
     """
 
     SAVED = ("recurrent_states", "next_position", "cumulative_length")
@@ -240,7 +240,7 @@ class RetNetStateLayer(StateLayer):
         """Returns the state (B, M, K, V) from which a call continues, or None before the first token.
 
         Args:
-            in_place: whether the call overwrites what it is given. Then this is a copy, if the state may not be overwritten.
+            in_place: whether the call overwrites this tensor. It is a copy if the state may not be overwritten.
         """
         if not self.is_initialized:
             return None
@@ -274,6 +274,7 @@ class RetNetStateLayer(StateLayer):
                         torch._dynamo.mark_static_address(tensor)
             self.dtype, self.device = state.dtype, state.device
         self.is_initialized = True
+        layout.written.append(self)
 
     def can_be_overwritten(self) -> bool:
         """Returns whether the state owns its memory and may be changed in place under autograd and inference mode."""

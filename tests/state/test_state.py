@@ -459,3 +459,33 @@ def test_ids_that_do_not_begin_with_what_was_read_are_refused(model):
     state = prefix_state(model, ids[:, :3])
     continued = greedy(model, ids[:, 3:], 5, past_key_values=state, attention_mask=ONES[:, :9])
     assert continued[:, 6:].equal(greedy(model, ids, 5)[:, 9:])
+
+
+def test_a_call_that_fails_between_layers_leaves_a_state_that_no_file_hides(tmp_path):
+    """Layers that have read the tokens count them, and others do not, so that `load` refuses the state."""
+    model, ids, state = small_model(), random_ids(1, 6), RetNetState(small_model().config)
+    with torch.no_grad():
+        model(ids[:, :4], past_key_values=state)
+        hook = model.model.layers[-1].register_forward_pre_hook(lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            model(ids[:, 4:], past_key_values=state)
+        hook.remove()
+    assert [int(layer.cumulative_length) for layer in state.layers] == [6] * (len(state.layers) - 1) + [4]
+    state.save(tmp_path / "state.safetensors")
+    with pytest.raises(ValueError, match="differs from the first layer's"):
+        RetNetState.load(tmp_path / "state.safetensors", model)
+
+
+def test_layers_that_a_pipeline_stage_does_not_hold_read_nothing():
+    class Missing(torch.nn.Identity):
+        def forward(self, hidden_states, *_, **__):
+            return hidden_states
+
+    model = small_model().model
+    model.layers[0] = Missing()
+    state = RetNetState.zeros(model.config, 2)
+    with torch.no_grad():
+        model(inputs_embeds=torch.randn(2, 3, model.config.hidden_size), past_key_values=state, use_cache=False)
+        assert [int(layer.cumulative_length) for layer in state.layers] == [0] * len(state.layers)
+        model(inputs_embeds=torch.randn(2, 3, model.config.hidden_size), past_key_values=state, use_cache=True)
+    assert [int(layer.cumulative_length) for layer in state.layers] == [0] + [3] * (len(state.layers) - 1)
