@@ -51,10 +51,10 @@ class CompiledLayer(RetNetDecoderLayer):
                 f"retnet_hf_cpu.compile made no program for steps of {batch} sequences: add this number to batch_sizes."
             )
         program, past = self.programs.get(batch), state.layers[self.retention.layer_idx]
-        keep = None if program is None else program.decay(hidden_states, plan, past)
-        if keep is None or not self.may_use(program.snapshot):
+        decay = None if program is None else program.decay(hidden_states, plan, past)
+        if decay is None or not self.may_use(program.snapshot):
             return None
-        return program(hidden_states, plan, past, keep)
+        return program(hidden_states, plan, past, decay)
 
     def prompt(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
         """Returns the programs' output for several tokens of each sequence, or None if the layer has to compute it."""
