@@ -279,7 +279,7 @@ def test_the_step_spills_nothing(architecture, key_dim, value_dim, heads_of_matr
     constants = {"M": 8, "READERS": heads_of_matrix, "SHARING": 1, "K": key_dim, "V": value_dim, "HAS_MASK": True}
     constants |= retention_triton.step_tiles(key_dim, value_dim)
     pointers = dict.fromkeys(("query", "key", "value"), "bf16") | {"places": "i64"}
-    pointers |= dict.fromkeys(("left", "written", "state", "output"), "fp32")
+    pointers |= dict.fromkeys(("decay", "write_mask", "state", "output"), "fp32")
     tiles = retention_triton.Tiles(1, 1, 1, 8, 2)
     for places in (True, False):
         options = constants | {"HAS_PLACES": places}
@@ -341,7 +341,7 @@ def test_kernels_are_compiled_once_for_all_lengths_and_batches():
     modules = (retention_triton, rotation_triton, gates_triton)
     kernels = {name: getattr(module, name) for module in modules for name in vars(module) if name.endswith("_kernel")}
     assert len(kernels) == 8
-    gaining = re.compile("(query|key|value|output|rotated|left|state|gate|angle)_(batch|head|token|matrix|row)$|elements$")
+    gaining = re.compile("(query|key|value|output|rotated|decay|state|gate|angle)_(batch|head|token|matrix|row)$|elements$")
     for name, kernel in kernels.items():
         tensors = kernel.arg_names[: tensors_of(kernel)]
         for each in kernel.params:
