@@ -97,7 +97,7 @@ class Plan(OnDevice):
     ) -> None:
         length = layout.position.shape[1]
         cast_dtypes = () if kernels.chunkwise is None else HALF_PRECISION
-        if not cast_dtypes and not torch.compiler.is_compiling() and length > chunk_size:
+        if not (cast_dtypes or layout.in_parts or torch.compiler.is_compiling()) and length > chunk_size:
             cast_dtypes = (torch.bfloat16,) if multiplies_bfloat16(layout.position.device) else ()
         kernel = kernels.chunkwise if form in ("auto", "chunkwise") and not (bidirectional and length == 1) else None
         form = choose_form(length, chunk_size) if form == "auto" else form

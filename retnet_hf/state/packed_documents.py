@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..ops.kernels import TORCH
+from ..ops.kernels import TORCH, Kernels
 from ..ops.layout import Layout, checked_offsets, checked_positions
 from ..ops.plan import Plan
 from ..ops.retention_packed import PackedDocuments, packed_documents, packed_step_, retention_of_documents
@@ -60,10 +60,9 @@ class PackedPlan(Plan):
     If every document is one token and no gradient is recorded, a call is a decoding step.
     """
 
-    def __init__(self, layout: PackedLayout, *call: Any, **options: Any) -> None:
-        super().__init__(layout, *call, **options)
+    def __init__(self, layout: PackedLayout, *call: Any, kernels: Kernels, **options: Any) -> None:
+        super().__init__(layout, *call, kernels=TORCH if torch.is_grad_enabled() else kernels, **options)
         self.in_place = layout.documents.is_step and not torch.is_grad_enabled()
-        self.kernels = TORCH if torch.is_grad_enabled() else self.kernels
 
     def retain(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, past: RetNetStateLayer
