@@ -55,7 +55,7 @@ def chunks_triton(
     scan, _, keys, values, _ = prepare(query, key, value, log_decay, None, mask, None, None)
     written = scan_states(scan, keys, values)[1]
     decay = torch.exp(group.count[:, None, None, None] * log_decay.view(-1, 1, 1))  # (A, M, 1, 1)
-    before, after = states_between(group.rounds(written, decay), state)
+    before, after = states_between(list(zip(written.split(group.chunks), decay.split(group.chunks))), state)
     return launch_chunkwise(query, key, value, log_decay, torch.cat(before), mask, None, None)[0], after
 
 

@@ -15,11 +15,10 @@ from .kernels import TORCH, Kernels
 from .layout import Layout, OnDevice
 from .retention_forms import (
     choose_form,
-    decay_map,
     decay_tables,
-    map_times_values,
     multiplies_bfloat16,
     recurrent_retention,
+    repeat_heads,
     retention_in_chunks,
     retention_map,
     self_retention,
@@ -127,10 +126,7 @@ class Plan(OnDevice):
         layout, length = self.layout, self.layout.position.shape[1]
         if self.in_place:
             return step_decay(log_decay, layout.present, layout.starts)
-        if self.maps:
-            map_decays = decay_map(log_decay, length, layout.present, layout.starts, self.bidirectional)
-            return map_decays, decay_tables(log_decay, length)._replace(plain=None)  # the chunk only computes the state
-        size = self.chunk_size if self.form == "chunkwise" else None
+        size = self.chunk_size if self.form == "chunkwise" and not self.maps else None
         return decay_tables(log_decay, length, size, self.bidirectional and self.reversed is None)
 
     def retain(
@@ -163,10 +159,12 @@ class Plan(OnDevice):
         if self.in_place:
             return *self.kernels.step_(query, key, value, state, decay=self.decays(log_decay)), None
         if self.maps:
-            map_decays, chunks = self.decays(log_decay)
-            maps = retention_map(query, key, map_decays)
-            output = map_times_values(maps, value)
-            if self.with_final:
+            chunks = self.decays(log_decay)
+            maps = retention_map(query, key, chunks, layout.ages)
+            with without_autocast(query.device.type):
+                output = maps @ repeat_heads(value, maps.shape[1]).to(maps.dtype)
+            if self.with_final:  # without `plain`, the chunk computes only the state and what comes from it
+                chunks = chunks._replace(plain=None)
                 from_state, state = retention_in_chunks(query, key, value, state, chunks, layout.ages)
                 output = output + from_state
             return output, state, maps

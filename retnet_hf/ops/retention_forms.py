@@ -146,11 +146,6 @@ def decay_rows(rows: Tensor, table: Tensor) -> Tensor:
     return (rows.unflatten(-2, (-1, table.shape[-2])) * table.unsqueeze(-3)).flatten(-3, -2)
 
 
-def zero_state(query: Tensor, value: Tensor, heads: int) -> Tensor:
-    """Returns the state of a sequence before its first token: zeros, (B, heads, K, V)."""
-    return query.new_zeros(query.shape[0], heads, query.shape[-1], value.shape[-1], dtype=compute_dtype(query, value))
-
-
 def recurrent_retention(
     query: Tensor,
     key: Tensor,
@@ -175,7 +170,8 @@ def recurrent_retention(
     heads, states = query.shape[1], state_heads(query, key, log_decay.numel())
     query, key, value = query.to(dtype), repeat_heads(key, states).to(dtype), repeat_heads(value, states).to(dtype)
     decay = log_decay.to(dtype).exp().view(-1, 1, 1)
-    state = zero_state(query, value, states) if initial_state is None else initial_state.to(dtype)
+    shape = query.shape[0], states, query.shape[-1], value.shape[-1]
+    state = query.new_zeros(shape) if initial_state is None else initial_state.to(dtype)
 
     outputs = []
     for n in range(query.shape[2]):
@@ -219,64 +215,20 @@ def recurrent_step_(
         output (B, H, 1, V), and the state.
     """
     if state is None:
-        state = zero_state(query, value, state_heads(query, key, decay.decay.shape[1]))
+        shape = query.shape[0], state_heads(query, key, decay.decay.shape[1]), query.shape[-1], value.shape[-1]
+        state = query.new_zeros(shape, dtype=compute_dtype(query, value))
     with without_autocast(query.device.type):
         if not query.dtype == key.dtype == value.dtype == state.dtype:
             query, key, value = query.to(state.dtype), key.to(state.dtype), value.to(state.dtype)
-        heads = state.shape[1]
+        heads, write_mask = state.shape[1], decay.write_mask
         if key.shape[1] != heads:
             key, value = repeat_heads(key, heads), repeat_heads(value, heads)
-        if decay.write_mask is None:
-            state.mul_(decay.decay).addcmul_(key.mT, value)
-        else:
-            state.mul_(decay.decay).addcmul_((key * decay.write_mask).mT, value)
+        state.mul_(decay.decay).addcmul_((key if write_mask is None else key * write_mask).mT, value)
         if query.shape[1] == heads:
             output = query @ state
         else:
             output = unstack_queries(stack_queries(query, heads) @ state, query.shape[1])
-        return output if decay.write_mask is None else output * decay.write_mask, state
-
-
-def decay_map(
-    log_decay: Tensor,
-    length: int,
-    mask: Tensor | None = None,
-    reset: Tensor | None = None,
-    bidirectional: bool = False,
-) -> Tensor:
-    """Returns D of equation 5, (B|1, M, T, T): γ^(n-m) where token n sees token m, else 0. Distances skip absent tokens.
-
-    With `bidirectional`, D_nm = γ^|n-m|, and tokens also see later tokens.
-    """
-    place = torch.arange(1, length + 1, device=log_decay.device)[None] if mask is None else mask.cumsum(-1)
-    distance = place[:, :, None] - place[:, None, :]  # (B|1, T, T)
-    seen = torch.ones_like(distance, dtype=torch.bool)
-    seen = seen if bidirectional else seen.tril()
-    if mask is not None:
-        seen = seen & mask[:, None, :] & mask[:, :, None]
-    if reset is not None:
-        document = reset.cumsum(-1)
-        seen = seen & (document[:, :, None] == document[:, None, :])
-    decay = torch.exp(log_decay.view(-1, 1, 1) * distance.abs().unsqueeze(1).to(log_decay.dtype))
-    return decay.masked_fill(~seen.unsqueeze(1), 0)
-
-
-def retention_map(query: Tensor, key: Tensor, decay: Tensor) -> Tensor:
-    """Returns Q Kᵀ ⊙ D, (B, H, T, T): retention's counterpart of attention weights. It is signed and not normalised.
-
-    Args:
-        query: (B, H, T, K). key: (B, G, T, K). decay: D, (B|1, M, T, T), from `decay_map`.
-    """
-    dtype, states = compute_dtype(query, key), state_heads(query, key, decay.shape[1])
-    with without_autocast(query.device.type):
-        products = stack_queries(query.to(dtype), states) @ repeat_heads(key, states).to(dtype).transpose(-1, -2)
-        return unstack_queries(decay_rows(products, decay), query.shape[1])
-
-
-def map_times_values(maps: Tensor, value: Tensor) -> Tensor:
-    """Returns (Q Kᵀ ⊙ D) V, equation 5, for maps (B, H, T, T) and values (B, G, T, V)."""
-    with without_autocast(value.device.type):
-        return maps @ repeat_heads(value, maps.shape[1]).to(maps.dtype)
+        return output if write_mask is None else output * write_mask, state
 
 
 class TokenAges(NamedTuple):
@@ -577,6 +529,19 @@ def decay_tables(log_decay: Tensor, length: int, chunk_size: int | None = None, 
     inner = chunks.powers((place[:, None] - place).abs()[None, None])
     query, key = chunks.powers((place + 1)[None, None, :, None]), chunks.powers(place.flip(0)[None, None, :, None])
     return chunks._replace(plain=inner if bidirectional else inner.tril(), query=query, key=key)
+
+
+def retention_map(query: Tensor, key: Tensor, chunks: Chunks, ages: TokenAges | None = None) -> Tensor:
+    """Returns Q Kᵀ ⊙ D of equation 5, (B, H, T, T): like a map of attention weights, but signed and not normalised.
+
+    Args:
+        chunks: one chunk that holds the whole sequence, from `decay_tables`.
+    """
+    with without_autocast(query.device.type):
+        [block] = chunks.blocks(query, key, key, ages)
+        block = block._replace(narrow=False)
+        maps = block.join(block.product(block.cut(query), block.cut(key).mT, block.inner), query.shape[1])
+    return maps if ages is None or ages.absent is None else maps.masked_fill(ages.absent | ages.absent.mT, 0)
 
 
 def blockwise_retention(

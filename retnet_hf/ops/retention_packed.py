@@ -44,10 +44,6 @@ class ChunkedDocuments(NamedTuple):
     count: Tensor  # (A,) int64, number of tokens in each chunk
     chunks: tuple[int, ...]  # number of documents with at least 1, 2, ... chunks
 
-    def rounds(self, written: Tensor, decay: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Returns what chunks add to the states, (A, M, K, V), and their decays, (A, M, 1, 1), for `states_between`."""
-        return list(zip(written.split(self.chunks), decay.split(self.chunks)))
-
 
 class PackedDocuments(NamedTuple):
     """Groups and chunks of the documents of a row, the same in all layers of a model."""
@@ -58,11 +54,6 @@ class PackedDocuments(NamedTuple):
     groups: tuple[ChunkedDocuments, ...]
     in_order: bool  # whether there is one group, with the documents in their order
     longest: int  # tokens of the longest document
-
-    @property
-    def is_step(self) -> bool:
-        """Returns whether every document is one token."""
-        return self.longest == 1 and len(self.places) == len(self.order)
 
 
 @torch.compiler.disable  # compilers would trace NumPy as PyTorch, with unknown boundaries
@@ -86,62 +77,48 @@ def packed_documents(
     bounds = np.asarray(boundaries)
     if bounds.ndim != 1 or len(bounds) < 2 or bounds.dtype.kind not in "iu" or bounds[0] or (np.diff(bounds) < 0).any():
         raise ValueError(f"boundaries must be integers that begin at 0 and never decrease, got {boundaries}.")
-    bounds = bounds.astype(np.int64)
-    lengths = np.diff(bounds)
-    if (lengths == 1).all():
-        return _single_tokens(len(lengths), None if device is None else torch.device(device))
-    return _grouped(bounds, lengths, chunk_size, device)
+    if (np.diff(bounds) == 1).all():
+        return _single_tokens(len(bounds) - 1, None if device is None else torch.device(device))
+    return _grouped(bounds.astype(np.int64), chunk_size, device)
 
 
 @cached_outside_modes
 def _single_tokens(documents: int, device: torch.device | None) -> PackedDocuments:
     """Returns `packed_documents` of documents of one token. All decoding steps of `documents` sequences share it."""
-    bounds = np.arange(documents + 1)
     with torch.inference_mode(False):  # steps with and without inference mode share the result
-        return _grouped(bounds, np.diff(bounds), 1, device)
+        return _grouped(np.arange(documents + 1), 1, device)
 
 
-def _grouped(bounds: np.ndarray, lengths: np.ndarray, chunk_size: int, device: torch.device | str | None) -> PackedDocuments:
-    """Returns `packed_documents` of checked boundaries and their differences `lengths`."""
+def _grouped(bounds: np.ndarray, chunk_size: int, device: torch.device | str | None) -> PackedDocuments:
+    lengths = np.diff(bounds)
     # Chunk sizes are rounded up to powers of two, so that the cost of a short document does not depend on the others.
     sizes = np.minimum(chunk_size, 2 ** np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64))
-    parts = [_chunked(bounds, np.flatnonzero(sizes == size), int(size)) for size in np.unique(sizes)]
-    places, first = np.empty(bounds[-1], dtype=np.int64), 0
-    for _, tokens, count, _ in parts:
-        there = np.flatnonzero(np.arange(tokens.shape[1]) < count[:, None])
-        places[tokens.ravel()[there]] = first + there
+    arrays, having, places, first = [], [], np.empty(bounds[-1], dtype=np.int64), 0
+    for size in np.unique(sizes):
+        documents = np.flatnonzero(sizes == size)
+        chunks = -(-lengths[documents] // size)
+        order = np.argsort(-chunks, kind="stable")
+        documents, chunks = documents[order], chunks[order]
+        having.append(tuple(int((chunks > number).sum()) for number in range(chunks[0])))
+        number = np.repeat(np.arange(len(having[-1])), having[-1])  # (A,) of each chunk in its document
+        document = np.concatenate([documents[:count] for count in having[-1]] or [documents[:0]])  # (A,)
+        start = bounds[document] + number * size
+        count = np.minimum(bounds[document + 1] - start, size)
+        tokens = np.minimum(start[:, None] + np.arange(size), bounds[document + 1, None] - 1)  # (A, C)
+        present = np.flatnonzero(np.arange(size) < count[:, None])
+        places[tokens.ravel()[present]] = first + present
         first += tokens.size
-    order = np.argsort(np.concatenate([documents for documents, *_ in parts]))
-    in_order = len(parts) == 1 and bool((order == np.arange(len(order))).all())
-    bounds, order, places, *arrays = _copied(
-        [bounds, order, places, *(each for *three, _ in parts for each in three)], device
-    )
-    chunks = [each for *_, each in parts]
-    groups = tuple(ChunkedDocuments(*arrays[3 * n : 3 * n + 3], each) for n, each in enumerate(chunks))
-    return PackedDocuments(bounds, order, places, groups, in_order, int(lengths.max()))
-
-
-def _chunked(bounds: np.ndarray, which: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Returns the fields of `ChunkedDocuments` for the documents `which`."""
-    chunks = -(-np.diff(bounds)[which] // size)
-    order = np.argsort(-chunks, kind="stable")
-    which, chunks = which[order], chunks[order]
-    having = tuple(int((chunks > number).sum()) for number in range(chunks[0]))
-    number = np.repeat(np.arange(len(having)), having)  # (A,)
-    document = np.concatenate([which[:count] for count in having] or [which[:0]])  # (A,)
-    start = bounds[document] + number * size
-    count = np.minimum(bounds[document + 1] - start, size)
-    tokens = np.minimum(start[:, None] + np.arange(size), bounds[document + 1, None] - 1)
-    return which, tokens, count, having
-
-
-def _copied(arrays: list[np.ndarray], device: torch.device | str | None) -> list[Tensor]:
-    """Returns int64 arrays as tensors on a device, by one copy that the host does not wait for."""
+        arrays += [documents, tokens, count]
+    order = np.argsort(np.concatenate(arrays[::3]))
+    in_order = len(having) == 1 and bool((order == np.arange(len(order))).all())
+    arrays = [bounds, order, places, *arrays]
     joined = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
     if device is not None and torch.device(device).type == "cuda":
         joined = joined.pin_memory()
-    pieces = joined.to(device, non_blocking=True).split([array.size for array in arrays])
-    return [piece.view(array.shape) for piece, array in zip(pieces, arrays)]
+    parts = joined.to(device, non_blocking=True).split([array.size for array in arrays])
+    bounds, order, places, *parts = (part.view(array.shape) for part, array in zip(parts, arrays))
+    groups = tuple(ChunkedDocuments(*parts[3 * n : 3 * n + 3], each) for n, each in enumerate(having))
+    return PackedDocuments(bounds, order, places, groups, in_order, int(lengths.max()))
 
 
 def packed_retention(
@@ -222,7 +199,8 @@ def retention_of_documents(
             with without_autocast(query.device.type):
                 query_part, key_part, value_part = (block.cut(row) for row in rows)
                 _, written = block.scan(key_part, block.key, value_part, None)
-                before, after = states_between(group.rounds(written, block.query[:, :, 0, -1:]), state)
+                chunks = zip(written.split(group.chunks), block.query[:, :, 0, -1:].split(group.chunks))
+                before, after = states_between(list(chunks), state)
                 output = block.join(block.attend(query_part, key_part, value_part, torch.cat(before).flatten(0, 1)), heads)
         parts.append((output.transpose(0, 1).flatten(1, 2), after))  # (H, A C, V)
     output = torch.cat([output for output, _ in parts], dim=1)[:, documents.places]

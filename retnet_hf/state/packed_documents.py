@@ -62,7 +62,8 @@ class PackedPlan(Plan):
 
     def __init__(self, layout: PackedLayout, *call: Any, kernels: Kernels, **options: Any) -> None:
         super().__init__(layout, *call, kernels=TORCH if torch.is_grad_enabled() else kernels, **options)
-        self.in_place = layout.documents.is_step and not torch.is_grad_enabled()
+        self.in_place = layout.is_step and len(layout.documents.places) == len(layout.documents.order)
+        self.in_place = self.in_place and not torch.is_grad_enabled()
 
     def retain(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, past: RetNetStateLayer

@@ -14,10 +14,8 @@ from retnet_hf.ops.retention_forms import (
     bidirectional_retention,
     blockwise_retention,
     chunkwise_retention,
-    decay_map,
     decay_tables,
     default_chunk_size,
-    map_times_values,
     recurrent_retention,
     recurrent_step_,
     retention,
@@ -351,13 +349,13 @@ def test_maps_of_heads_that_share_a_decay():
     case = Case(3, torch.float64, 10, initial=False, heads=4, groups=2)
     for both in (False, True):
         maps, by_head = (
-            retention_map(case.query, case.key, decay_map(decays, 10, bidirectional=both))
+            retention_map(case.query, case.key, decay_tables(decays, 10, bidirectional=both))
             for decays in (case.log_decay, case.log_decay.repeat_interleave(2))
         )
         assert_close(maps, by_head, torch.float64, "map")
         operands = (case.query, case.key, case.value, case.log_decay)
         output = bidirectional_retention(*operands) if both else retention(*operands)[0]
-        assert_close(map_times_values(maps, case.value), output, torch.float64, "output")
+        assert_close(maps @ case.value.repeat_interleave(2, dim=1), output, torch.float64, "output")
 
 
 @pytest.mark.parametrize("groups", [None, 1], ids=["", "shared"])
@@ -377,7 +375,7 @@ def test_one_token_in_place(mask, reset, groups):
 
 def test_the_parallel_map_times_the_values_is_the_output():
     case = Case(7, torch.float64, 10, initial=False)
-    maps = retention_map(case.query, case.key, decay_map(case.log_decay, 10))
+    maps = retention_map(case.query, case.key, decay_tables(case.log_decay, 10))
     gamma = case.log_decay[1].exp()
     expected = (case.query[0, 1, 6] @ case.key[0, 1, 2]) * gamma**4
     assert maps.shape == (2, 3, 10, 10)
@@ -391,8 +389,8 @@ def test_the_parallel_map_times_the_values_is_the_output():
 @pytest.mark.parametrize("mask", [False, True])
 def test_maps_of_masks_and_documents_times_the_values_are_the_output(mask, reset, bidirectional):
     case = Case(8, torch.float64, 23, initial=False, mask=mask, reset=reset)
-    decay = decay_map(case.log_decay, 23, case.mask, case.reset, bidirectional)
-    output = map_times_values(retention_map(case.query, case.key, decay), case.value)
+    tables = decay_tables(case.log_decay, 23, bidirectional=bidirectional)
+    output = retention_map(case.query, case.key, tables, token_ages(case.mask, case.reset)) @ case.value
     operands = (case.query, case.key, case.value, case.log_decay)
     if bidirectional:
         expected = bidirectional_retention(*operands, case.mask, case.reset, form="recurrent")
