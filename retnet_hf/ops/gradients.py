@@ -86,26 +86,20 @@ class RotateFunction(torch.autograd.Function):
 
 def rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Returns hidden_states / sqrt(mean(hidden_states²) + eps) · weight over the last dimension, in hidden_states' dtype."""
-    if needs_autograd():
+    if needs_autograd() or hidden_states.device.type != "cpu":  # other devices have a kernel
         return plain_rms_norm(hidden_states, weight, eps)
-    if hidden_states.device.type != "cpu":  # other devices have a kernel
-        return dense_rms_norm(hidden_states, weight, eps)
     recorded = torch.is_grad_enabled()
     return RMSNorm.apply(hidden_states, weight, eps) if recorded else RMSNorm.forward(None, hidden_states, weight, eps)
 
 
 def plain_rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Computes `rms_norm` by PyTorch's own operation."""
+    """Computes `rms_norm` by PyTorch's own operation, without copying heads (B, H, T, D) that are views of (B, T, H, D)."""
     if weight is not None and weight.dtype != hidden_states.dtype:
         weight = weight.to(hidden_states.dtype)
-    return torch.rms_norm(hidden_states, hidden_states.shape[-1:], weight, eps)
-
-
-def dense_rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Computes `plain_rms_norm` without copying heads (B, H, T, D) that are views of tokens (B, T, H, D)."""
-    if hidden_states.dim() == 4 and not hidden_states.is_contiguous():
-        return plain_rms_norm(hidden_states.transpose(1, 2), weight, eps).transpose(1, 2)
-    return plain_rms_norm(hidden_states, weight, eps)
+    is_view = hidden_states.dim() == 4 and not needs_autograd() and not hidden_states.is_contiguous()
+    dense = hidden_states.transpose(1, 2) if is_view else hidden_states
+    normed = torch.rms_norm(dense, dense.shape[-1:], weight, eps)
+    return normed.transpose(1, 2) if is_view else normed
 
 
 class RMSNorm(torch.autograd.Function):

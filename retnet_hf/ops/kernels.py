@@ -44,13 +44,11 @@ class Kernels(NamedTuple):
     checked: bool = False  # whether results are compared with PyTorch's before use
 
 
+@functools.cache
 def has_kernels(device: torch.device) -> bool:
     """Returns whether Triton kernels are the default on a device: NVIDIA GPUs from 8.0 and AMD's data centre GPUs."""
-    return device.type == "cuda" and _is_supported(device)
-
-
-@functools.cache
-def _is_supported(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
     if torch.version.hip is not None:
         return torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0] in AMD
     return torch.cuda.get_device_capability(device) >= (8, 0)

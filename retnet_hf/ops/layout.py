@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .retention_forms import TokenAges, any_hole, document_ends, needs_autograd, token_ages
+from .retention_forms import TokenAges, any_hole, needs_autograd, token_ages
 
 
 class OnDevice:
@@ -55,9 +55,12 @@ class Layout(OnDevice):
             layout on another device must share it.
         is_step: whether no sequence has more than one token.
         in_parts: whether the tokens are packed documents with states of their own, or segments of sequences.
+        call_position: position of each token in the order of the hidden states, (B|1, T).
+        end: (B|1,) position that follows the tokens; for `rows` of a state (D,), if they are not None.
     """
 
     in_parts = False
+    rows: Tensor | None = None
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Layout(OnDevice):
         has_holes: bool | None = None,
     ) -> None:
         self.position, self.next_position, self.present, self.starts = position, next_position, present, starts
+        self.call_position, self.end = position, next_position[:, -1]
         self.continues, self.has_holes = continues, has_holes
         self.tokens = position.shape[1]
         self.written: deque[Any] = deque()
@@ -84,21 +88,23 @@ class Layout(OnDevice):
             self._ages = token_ages(self.present, self.starts, self.has_holes)
         return self._ages
 
-    @property
-    def call_position(self) -> Tensor:
-        """Returns the position of each token in the order of the hidden states, (B|1, T)."""
-        return self.position
-
     def advance_(self) -> None:
         """Updates the next positions (B,) and the numbers of columns read () of the `written` states, in place.
 
         It is called after the last layer, so hooks of layers see the positions before the call.
         """
-        layers = [self.written.popleft() for _ in range(len(self.written))]
-        if not layers:
+        positions, lengths = [], []
+        while self.written:
+            layer = self.written.popleft()
+            positions.append(layer.next_position)
+            lengths.append(layer.cumulative_length)
+        if not positions:
             return
-        positions, lengths = [layer.next_position for layer in layers], [layer.cumulative_length for layer in layers]
-        end = self.next_position[:, -1].expand(positions[0].shape)
+        if self.rows is not None:  # the length is the largest position, because documents grow apart
+            for position, length in zip(positions, lengths):
+                length.copy_(position.index_copy_(0, self.rows, self.end).max())
+            return
+        end = self.end.expand(positions[0].shape)
         if torch.compiler.is_compiling():
             for position, length in zip(positions, lengths):
                 position.copy_(end)
@@ -115,7 +121,7 @@ class Layout(OnDevice):
     def reversed(self) -> "Layout":
         """Returns the layout of the reversed sequence, in which the last token of a document is the first."""
         present = None if self.present is None else self.present.flip(1)
-        starts = None if self.starts is None else document_ends(self.starts).flip(1)
+        starts = None if self.starts is None else pad(self.starts[:, 1:], (0, 1), value=True).flip(1)
         return Layout(self.position.flip(1), self.next_position.flip(1), present, starts, has_holes=self.has_holes)
 
 

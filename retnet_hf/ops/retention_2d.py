@@ -107,14 +107,10 @@ def manhattan_map(query: Tensor, key: Tensor, log_decay: Tensor, mask: Tensor | 
     """Returns Q Kᵀ ⊙ D, (B, H, T, T): like an attention map, but signed and not normalised."""
     dtype = compute_dtype(query, key)
     decay = grid_decay(log_decay.to(dtype), *query.shape[2:4])
-    query, key = query.to(dtype).flatten(2, 3), without_masked(key, mask).to(dtype).flatten(2, 3)
+    key = key if mask is None else key.masked_fill(~mask[:, None, :, :, None], 0)
+    query, key = query.to(dtype).flatten(2, 3), key.to(dtype).flatten(2, 3)
     with torch.autocast(query.device.type, enabled=False):
         return (query @ key.transpose(-1, -2)) * decay
-
-
-def without_masked(key: Tensor, mask: Tensor | None) -> Tensor:
-    """Returns the keys with zeros for masked tokens, so that these add nothing."""
-    return key if mask is None else key.masked_fill(~mask[:, None, :, :, None], 0)
 
 
 def recurrent_manhattan_retention(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tensor:
@@ -285,7 +281,7 @@ def manhattan_retention(
     if form == "auto":
         form = form_of_grid(*query.shape[2:], value.shape[-1])
     with torch.autocast(query.device.type, enabled=False):
-        key = without_masked(key, mask)
+        key = key if mask is None else key.masked_fill(~mask[:, None, :, :, None], 0)  # zeros add nothing
         if form == "chunkwise":  # operands keep their dtypes, which saves memory for the backward pass
             needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
             own = needed and not needs_autograd(log_decay)

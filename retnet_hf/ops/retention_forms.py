@@ -60,10 +60,8 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def needs_autograd(constants: Tensor | None = None) -> bool:
-    """Returns whether autograd must see plain operations instead of a custom autograd function.
-
-    Compilers choose what to save. Tracers and transforms of `torch.func` cannot handle custom autograd functions, and none
-    here computes gradients of constants such as decays. If this returns True, values of tensors must not be read either.
+    """Returns whether autograd must see plain operations, because the custom functions here have no gradient of `constants`,
+    and because compilers, tracers and `torch.func` cannot handle them. Values of tensors must not be read then either.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
         return True
@@ -85,10 +83,8 @@ def cached_outside_modes(function: Callable[..., T]) -> Callable[..., T]:
 
 @cached_outside_modes
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Returns whether the device has units for bfloat16 products with results that PyTorch can return as float32.
-
-    It is False for a CPU, where PyTorch rounds each product to bfloat16. In the chunkwise form the error would be 1.5 to 1.7
-    times the error of softmax attention in bfloat16.
+    """Returns whether the device multiplies bfloat16 to float32. A CPU rounds each product, which errs 1.5 times as much as
+    softmax attention in bfloat16.
     """
     if device.type != "cuda":
         return False
@@ -205,14 +201,10 @@ def step_decay(log_decay: Tensor, mask: Tensor | None = None, reset: Tensor | No
 def recurrent_step_(
     query: Tensor, key: Tensor, value: Tensor, state: Tensor | None, decay: StepDecay
 ) -> tuple[Tensor, Tensor]:
-    """Computes equation 6 for one token, T = 1, as an operator.
+    """Computes equation 6 for one token. Returns the output (B, H, 1, V), and the state (B, M, K, V), updated in place.
 
     Args:
-        query, key, value: (B, H, 1, K), (B, G, 1, K) and (B, G, 1, V).
-        state: (B, M, K, V), updated in place; None for zeros.
-
-    Returns:
-        output (B, H, 1, V), and the state.
+        query, key, value: (B, H, 1, K), (B, G, 1, K) and (B, G, 1, V). state: None for zeros.
     """
     if state is None:
         shape = query.shape[0], state_heads(query, key, decay.decay.shape[1]), query.shape[-1], value.shape[-1]
@@ -274,17 +266,13 @@ def any_hole(mask: Tensor) -> Tensor:
 
 
 def default_chunk_size(key_dim: int, value_dim: int) -> int:
-    """Returns a chunk length that keeps both costs of the chunkwise form small.
+    """Returns a chunk length C that keeps both costs of the chunkwise form small, a power of two from 64 to 512.
 
     Per token and head, the inner product costs C (K + V) multiplications and the state 2 K V. Per chunk, the state takes
-    K V elements of memory, keys and values C (K + V). Both balance near C = K V / (K + V). The result is the next power of
-    two, between 64 and 512.
+    K V elements of memory, keys and values C (K + V). Both balance near C = K V / (K + V).
     """
     balance = key_dim * value_dim / (key_dim + value_dim)
-    chunk_size = 64
-    while chunk_size < balance and chunk_size < 512:
-        chunk_size *= 2
-    return chunk_size
+    return next((size for size in (64, 128, 256) if size >= balance), 512)
 
 
 def form_of_call(form: str, maps: bool = False) -> str:
@@ -304,12 +292,9 @@ def form_of_call(form: str, maps: bool = False) -> str:
 
 
 def choose_form(length: int, chunk_size: int) -> str:
-    """Returns the form for "auto": recurrent for one token, parallel for up to one chunk, chunkwise for more.
-
-    An exported program with a dynamic length cannot unroll a loop over chunks, so it gets the parallel form.
-    """
+    """Returns the form for "auto": recurrent for one token, parallel for up to one chunk, chunkwise for more."""
     if torch.compiler.is_compiling() and not isinstance(length, int):
-        return "parallel"
+        return "parallel"  # a program with a dynamic length cannot unroll a loop over chunks
     if length == 1:
         return "recurrent"
     return "parallel" if length <= chunk_size else "chunkwise"
@@ -341,7 +326,7 @@ class Chunks(NamedTuple):
     def inner(self) -> Tensor | None:
         """Returns the powers from token m to token n of a chunk, (B|1, M, N|1, C, C), and 0 if n does not see m.
 
-        They are computed here, so that only one block has a table of (C, C) for each chunk.
+        They are not stored, so that only one block has a table of (C, C) for each chunk.
         """
         inner, ages = self.plain, self.ages
         if inner is None or ages is None:
@@ -415,12 +400,8 @@ class Chunks(NamedTuple):
     def product(
         self, left: Tensor, right: Tensor | None, table: Tensor | None = None, onto: Tensor | None = None
     ) -> Tensor | None:
-        """Returns left @ right, (A, X, Z), for (A, X, Y) and (A, Y, Z), in the dtype of the decays.
-
-        Args:
-            right: None for zeros. Then `onto` is returned.
-            table: factors of the product, powers of γ (B|1, M, N|1, X / R, Z|1).
-            onto: (A, X, Z). The product is added to it in place.
+        """Returns left (A, X, Y) @ right (A, Y, Z), times a table of powers (B|1, M, N|1, X / R, Z|1), in the dtype of the
+        decays. Adds it to `onto` (A, X, Z) in place. `right` None means zeros.
         """
         if right is None:
             return onto
@@ -445,17 +426,15 @@ class Chunks(NamedTuple):
         wanted: bool = True,
         backwards: bool = False,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Computes the recurrence S <- γ^C S + (rows ⊙ table)ᵀ columns from chunk to chunk.
+        """Computes the recurrence S <- γ^C S + (rows ⊙ table)ᵀ columns from chunk to chunk, from S (B, M, K, V) or zeros.
 
         Args:
             rows, columns: (A, R C, K) and (A, R C, V): keys and values, or queries and the gradient of the output.
-            state: (B, M, K, V), the state before the first chunk; None for zeros.
             wanted: whether the state after the last chunk is needed.
             backwards: whether to go from the last chunk to the first, like the gradient of the state.
 
         Returns:
-            the state before each chunk, (A, K, V), or None if all are zero; and the state after the last chunk,
-            (B, M, K, V), or None.
+            S before each chunk, (A, K, V), or None if all are zero; and S after the last chunk, or None.
         """
         chunks = self.shape[2]
         if chunks == 1 and not wanted:
@@ -489,17 +468,14 @@ class Chunks(NamedTuple):
 def states_between(
     chunks: Sequence[tuple[Tensor, Tensor]], state: Tensor, wanted: bool = True, places: Sequence[Tensor] | None = None
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Computes the states between the chunks of several sequences.
+    """Returns the states before the first chunks of several sequences, before the second chunks, and so on; and after all.
 
     Args:
         chunks: what the first chunk of each sequence adds to its state, (B, M, K, V), and its decay, (B|1, M, 1, 1); the
             same for the second chunks, and so on. Sequences with more chunks come first.
         state: the states before the first chunks, (B, M, K, V).
-        wanted: whether the states after the last chunks are needed.
+        wanted: whether the states after the last chunks are needed; else they are None.
         places: tensors into which the states before the chunks are written, if all sequences have as many.
-
-    Returns:
-        the states before the first chunks, the second chunks, and so on; and the states after all, (B, M, K, V), or None.
     """
     before, ended = [], []
     for number, (written, decay) in enumerate(chunks, 1):
@@ -517,11 +493,9 @@ def states_between(
 
 
 def decay_tables(log_decay: Tensor, length: int, chunk_size: int | None = None, bidirectional: bool = False) -> Chunks:
-    """Returns the decays of `length` tokens in chunks of `chunk_size` (default: one chunk, the parallel form).
+    """Returns the decays of `length` tokens, in the dtype of ln γ (M,), in chunks of `chunk_size` or, by default, in one.
 
-    Args:
-        log_decay: (M,) natural logarithm of γ, finite. The powers get its dtype.
-        bidirectional: whether `inner` is γ^|n-m|, for one chunk that holds the whole sequence.
+    With `bidirectional`, `inner` is γ^|n-m|, for one chunk that holds the whole sequence.
     """
     is_whole = chunk_size is None or (isinstance(length, int) and chunk_size >= length)
     place = torch.arange(length if is_whole else chunk_size, device=log_decay.device)
@@ -554,9 +528,8 @@ def blockwise_retention(
     with_final: bool,
     at_once: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Computes equation 7, one block of chunks after the other.
-
-    With `at_once`, one batched product computes all chunks, in operations that PyTorch differentiates, compiles and exports.
+    """Computes equation 7, one block of chunks after the other; with `at_once`, all chunks together, in operations that
+    PyTorch differentiates, compiles and exports.
     """
     heads, dtype, absent = query.shape[1], chunks.rate.dtype, None if ages is None else ages.absent
     state = None if initial_state is None else initial_state.to(dtype)
@@ -632,7 +605,7 @@ def block_gradients(
 
     Args:
         before: the states (A, K, V) before the chunks of each block, None for zeros. The list is emptied.
-        state_gradient: gradient of the state after the last chunk; None for zeros.
+        state_gradient: of the state after the last chunk; None for zeros.
     """
     grad_query, grad_key, grad_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     for block in reversed(blocks):
@@ -797,11 +770,6 @@ def check_operands(
         raise ValueError(f"initial_state must have {states} heads, one for each decay, got {tuple(initial_state.shape)}.")
 
 
-def document_ends(reset: Tensor) -> Tensor:
-    """Returns (B, T) bool, True at the last token of each document, from (B, T) bool, True at the first token of each."""
-    return pad(reset[:, 1:], (0, 1), value=True)
-
-
 def bidirectional_retention(
     query: Tensor,
     key: Tensor,
@@ -825,10 +793,10 @@ def bidirectional_retention(
         tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2], bidirectional=True)
         return retention_in_chunks(query, key, value, None, tables, token_ages(mask, reset), with_final=False)[0]
     ahead, _ = retention(query, key, value, log_decay, None, mask, reset, form, chunk_size)
-    turned = [tensor.flip(2) for tensor in (query, key, value)]
-    turned_mask = None if mask is None else mask.flip(1)
-    turned_reset = None if reset is None else document_ends(reset).flip(1)
-    back, _ = retention(*turned, log_decay, None, turned_mask, turned_reset, form, chunk_size)
+    reversed_mask = None if mask is None else mask.flip(1)
+    reversed_reset = None if reset is None else pad(reset[:, 1:], (0, 1), value=True).flip(1)  # a document starts at its end
+    backwards = [tensor.flip(2) for tensor in (query, key, value)]
+    back, _ = retention(*backwards, log_decay, None, reversed_mask, reversed_reset, form, chunk_size)
     return ahead + back.flip(2) - self_retention(query, key, value, mask, ahead.dtype)
 
 

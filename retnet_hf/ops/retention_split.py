@@ -58,14 +58,16 @@ class Context(NamedTuple):
         """Returns S, the number of segments per rank."""
         return 2 if self.order == "head_to_tail" else 1
 
-    def places_of(self, rank: int) -> list[int]:
-        """Returns the segments of the sequence that a rank holds."""
-        return [rank] if self.segments == 1 else [rank, 2 * self.ranks - 1 - rank]
-
     @property
     def places(self) -> list[int]:
         """Returns the segments of all ranks, G in all, one rank after the other."""
-        return [place for rank in range(self.ranks) for place in self.places_of(rank)]
+        ranks = range(self.ranks)
+        return [*ranks] if self.segments == 1 else [place for rank in ranks for place in (rank, 2 * self.ranks - 1 - rank)]
+
+    @property
+    def mine(self) -> list[int]:
+        """Returns the segments of this rank."""
+        return self.places[self.rank * self.segments :][: self.segments]
 
     def owner(self, place: int) -> int:
         """Returns the rank that holds a segment."""
@@ -97,7 +99,7 @@ class Context(NamedTuple):
 
         Returns a function that waits for the parts that arrive. They are zeros where no segment sends one.
         """
-        tensor, mine, places = tensor.contiguous(), self.places_of(self.rank), self.places
+        tensor, mine, places = tensor.contiguous(), self.mine, self.places
         received = torch.zeros_like(tensor)
         operations = []
         for number, place in enumerate(mine):
@@ -122,9 +124,49 @@ class Context(NamedTuple):
     def plan_class(self) -> type[Plan]:
         return SplitPlan
 
-    def layout(self, *call: Any, **kwargs: Any) -> "SplitLayout":
-        """Returns the layout of a call, with arguments as in `layout_of_ranks`."""
-        return layout_of_ranks(self, *call, **kwargs)
+    def layout(
+        self,
+        past: Any,
+        shape: tuple[int, int],
+        device: torch.device,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        retention_form: str | None,
+        output_attentions: bool,
+        cu_seq_lens_q: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        **kwargs: Any,
+    ) -> "SplitLayout":
+        """Returns the layout of a call to a model that splits sequences over ranks.
+
+        Args:
+            past: the first layer of the state that has read something, or None. shape: (B, S T).
+            Other arguments as in `RetNetModel.forward`.
+
+        Raises:
+            ValueError: for arguments that are not supported here, and for arguments that `split_layout` refuses.
+        """
+        others = {"cu_seq_lens_q": cu_seq_lens_q, "output_attentions": output_attentions or None}
+        others["retention_form"] = None if retention_form in (None, "auto", "chunkwise") else retention_form
+        if unfit := [name for name, value in others.items() if value is not None]:
+            raise ValueError(
+                f"{unfit[0]} cannot be passed to a model that splits sequences over ranks. Mark documents by position_ids "
+                "or seq_idx. Retention is always chunkwise."
+            )
+        if past is not None and past.record_past:
+            raise ValueError(
+                "sequences split over ranks cannot use a state that records its past (activate_past_recording)."
+            )
+        past_position = past.next_position if past is not None and past.is_initialized else None
+        if past_position is not None and len(past_position) != shape[0]:
+            raise ValueError(
+                f"cache holds {len(past_position)} sequences, but the batch has {shape[0]}. Select or repeat rows "
+                "of the state to match."
+            )
+        if attention_mask is not None and attention_mask.shape != shape:
+            given = tuple(attention_mask.shape)
+            raise ValueError(f"attention_mask must have the shape of this rank's tokens, {tuple(shape)}, got {given}.")
+        return split_layout(self, shape, device, attention_mask, position_ids, seq_idx, past_position)
 
     def _global(self, rank: int) -> int:
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
@@ -137,7 +179,7 @@ class SplitLayout(Layout):
         layout: layout of the segments as rows of a batch.
         before: (G + 1, B) number of tokens before each segment; at G, of the whole sequence. documents: (G + 1, B) number of
             earlier segments in which a document starts.
-        final_position: (B,) position that follows the sequence. tokens: number of columns of the whole sequence.
+        end: (B,) position that follows the sequence. tokens: number of columns of the whole sequence.
     """
 
     in_parts = True
@@ -148,22 +190,13 @@ class SplitLayout(Layout):
         context: Context,
         before: Tensor,
         documents: Tensor,
-        final_position: Tensor,
+        end: Tensor,
         tokens: int,
     ) -> None:
         vars(self).update(vars(layout))
         self.context, self.before, self.documents = context, before, documents
-        self.final_position, self.tokens, self.is_step = final_position, tokens, False  # one token is a chunk, too
-
-    @property
-    def call_position(self) -> Tensor:
-        return self.context.unfold(self.position)
-
-    def advance_(self) -> None:
-        while self.written:
-            layer = self.written.popleft()
-            layer.next_position.copy_(self.final_position)
-            layer.cumulative_length.add_(self.tokens)
+        self.call_position, self.end, self.tokens = context.unfold(self.position), end, tokens
+        self.is_step = False  # one token is a chunk, too
 
 
 class Exchange(OnDevice):
@@ -193,29 +226,25 @@ class Exchange(OnDevice):
         Returns a function that waits for the states before these segments, (S B, M, K, V), and the state after the whole
         sequence, (B, M, K, V), or None without `with_final`.
         """
-        context, segments = self.context, len(self.before) - 1
-        mine = context.places_of(context.rank)
+        context, segments, mine, last = self.context, len(self.before) - 1, self.context.mine, None
         written = written.unflatten(0, (len(mine), -1))
-        last = None
-        if self.neighbours:
-            received = context.shift(written, 1)
-            if with_final:
-                owner = context.owner(segments - 1)
-                last = written[-1 if context.segments == 1 else mine.index(max(mine))].clone()
-                dist.broadcast(last, context._global(owner), group=context.group)
-        else:
-            received = context.gather(written)
-
-        def at_start(place: int) -> Tensor | float:
-            return 0.0 if initial_state is None else self._times(place, 0) * initial_state.to(written.dtype)
+        received = context.shift(written, 1) if self.neighbours else context.gather(written)
+        if self.neighbours and with_final:
+            last = written[-1 if context.segments == 1 else mine.index(max(mine))].clone()
+            dist.broadcast(last, context._global(context.owner(segments - 1)), group=context.group)
 
         def wait() -> tuple[Tensor, Tensor | None]:
-            parts = received()
+            parts = received()  # from the segment before each of this rank's, or all
             if self.neighbours:
-                before = torch.stack([part + at_start(place) for place, part in zip(mine, parts)])
-                return before.flatten(0, 1), None if last is None else last + at_start(segments)
-            before = torch.stack([self._sum(self.powers[place, 1:], parts) + at_start(place) for place in mine])
-            return before.flatten(0, 1), self._sum(self.powers[-1, 1:], parts) + at_start(segments) if with_final else None
+                states, final = list(parts), last
+            else:
+                states = [self._sum(self.powers[place, 1:], parts) for place in mine]
+                final = self._sum(self.powers[-1, 1:], parts) if with_final else None
+            if initial_state is not None:
+                initial = initial_state.to(written.dtype)
+                states = [state + self._times(place, 0) * initial for place, state in zip(mine, states)]
+                final = None if final is None else final + self._times(segments, 0) * initial
+            return torch.stack(states).flatten(0, 1), final
 
         return wait
 
@@ -225,30 +254,27 @@ class Exchange(OnDevice):
         Returns a function that waits for the gradients of the states after these segments. `final_gradient`, (B, M, K, V),
         is this rank's part of the gradient of the state after the whole sequence.
         """
-        context = self.context
-        mine = context.places_of(context.rank)
+        context, segments, mine = self.context, len(self.before) - 1, self.context.mine
         gradient = gradient.unflatten(0, (len(mine), -1))
         received = context.shift(gradient, -1) if self.neighbours else context.gather(gradient)
         if final_gradient is not None:
             final_gradient = final_gradient.contiguous().clone()
             dist.all_reduce(final_gradient, group=context.group)
 
-        def at_end(place: int) -> Tensor | float:
-            return 0.0 if final_gradient is None else self._times(len(self.before) - 1, place + 1) * final_gradient
-
         def wait() -> Tensor:
-            parts = received()
-            if self.neighbours:
-                after = [part + at_end(place) for place, part in zip(mine, parts)]
-            else:
-                after = [self._sum(self.powers[:-1, place + 1], parts) + at_end(place) for place in mine]
+            parts = received()  # from the segment after each of this rank's, or all
+            after = list(parts)
+            if not self.neighbours:
+                after = [self._sum(self.powers[:-1, place + 1], parts) for place in mine]
+            if final_gradient is not None:
+                after = [part + self._times(segments, place + 1) * final_gradient for place, part in zip(mine, after)]
             return torch.stack(after).flatten(0, 1)
 
         return wait
 
     def initial_gradient(self, gradient: Tensor, final_gradient: Tensor | None) -> Tensor:
         """Returns this rank's part of the gradient of the initial state, (B, M, K, V). Arguments as in `gradients`."""
-        mine = self.context.places_of(self.context.rank)
+        mine = self.context.mine
         parts = gradient.unflatten(0, (len(mine), -1))
         whole = sum(self._times(place, 0) * part for place, part in zip(mine, parts))
         return whole if final_gradient is None else whole + self._times(len(self.before) - 1, 0) * final_gradient
@@ -320,7 +346,7 @@ def split_layout(
         starts.append(torch.where(known >= 0, known, passed))
     starts = torch.stack(starts)  # (G + 1, B)
 
-    mine = context.places_of(context.rank)
+    mine = context.mine
     layout = layout_of((rows, size), device, mask, position, seq_idx=documents, past_position=starts[mine].flatten())
     if documents is not None:
         reset = torch.zeros_like(present) if layout.starts is None else layout.starts.expand(rows, -1).clone()
@@ -335,49 +361,6 @@ def split_layout(
     return SplitLayout(layout, context, before, begun, starts[-1], length * context.ranks)
 
 
-def layout_of_ranks(
-    context: Context,
-    past: Any,
-    shape: tuple[int, int],
-    device: torch.device,
-    attention_mask: Tensor | None,
-    position_ids: Tensor | None,
-    retention_form: str | None,
-    output_attentions: bool,
-    cu_seq_lens_q: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    **kwargs: Any,
-) -> SplitLayout:
-    """Returns the layout of a call to a model that splits sequences over ranks.
-
-    Args:
-        past: the first layer of the state that has read something, or None. shape: (B, S T).
-        Other arguments as in `RetNetModel.forward`.
-
-    Raises:
-        ValueError: for arguments that are not supported here, and for arguments that `split_layout` refuses.
-    """
-    others = {"cu_seq_lens_q": cu_seq_lens_q, "output_attentions": output_attentions or None}
-    others["retention_form"] = None if retention_form in (None, "auto", "chunkwise") else retention_form
-    if unfit := [name for name, value in others.items() if value is not None]:
-        raise ValueError(
-            f"{unfit[0]} cannot be passed to a model that splits sequences over ranks. Mark documents by position_ids or "
-            "seq_idx. Retention is always chunkwise."
-        )
-    if past is not None and past.record_past:
-        raise ValueError("sequences split over ranks cannot use a state that records its past (activate_past_recording).")
-    past_position = past.next_position if past is not None and past.is_initialized else None
-    if past_position is not None and len(past_position) != shape[0]:
-        raise ValueError(
-            f"cache holds {len(past_position)} sequences, but the batch has {shape[0]}. Select or repeat rows "
-            "of the state to match."
-        )
-    if attention_mask is not None and attention_mask.shape != shape:
-        given = tuple(attention_mask.shape)
-        raise ValueError(f"attention_mask must have the shape of this rank's tokens, {tuple(shape)}, got {given}.")
-    return split_layout(context, shape, device, attention_mask, position_ids, seq_idx, past_position)
-
-
 class SplitPlan(Plan):
     """The plan of sequences that are split over ranks: retention of a rank's tokens over all earlier tokens of all ranks.
 
@@ -385,11 +368,9 @@ class SplitPlan(Plan):
     same on all ranks. Each rank gets a part of the state's gradient. The gradient is the sum of these parts.
     """
 
-    def powers(self, log_decay: Tensor) -> tuple[Chunks | None, Exchange]:
-        return None if self.kernels.complete else self.chunks(log_decay), Exchange(log_decay, self.layout)
-
-    def chunks(self, log_decay: Tensor) -> Chunks:
-        return decay_tables(log_decay, self.layout.position.shape[1], self.chunk_size)
+    def powers(self, log_decay: Tensor) -> tuple[Chunks, Exchange]:
+        """Computes the decays within this rank's segments, and between the segments of all ranks."""
+        return decay_tables(log_decay, self.layout.position.shape[1], self.chunk_size), Exchange(log_decay, self.layout)
 
     def compute(self, layer_idx, query, key, value, state=None):
         """Computes retention as `Plan.compute`."""
@@ -403,7 +384,7 @@ class SplitPlan(Plan):
 
             function, segments = SplitRetention, (log_decay, layout.present, layout.starts, self.chunk_size)
         else:
-            function, segments = SplitChunks, (self.chunks(log_decay) if chunks is None else chunks, layout.ages)
+            function, segments = SplitChunks, (chunks, layout.ages)
         with without_autocast(query.device.type):
             output, final = function.apply(query, key, value, state, *segments, exchange, self.with_final)
         output = output if absent is None else output.masked_fill(absent, 0)

@@ -505,23 +505,48 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         return [plan] * config.num_hidden_layers
 
 
-class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin):
-    """RetNet with a language modelling head: trained in parallel or chunkwise form, decoded recurrently."""
+class RetNetWithLMHead(RetNetPreTrainedModel):
+    """Base class of the models that predict tokens, from the tokens before them or from both sides."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
     model_class = RetNetModel
 
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__(config)
-        if config.bidirectional:
-            raise ValueError("bidirectional must be False for RetNetForCausalLM, which may not see the token it predicts.")
         self.model = self.model_class(config)
-        self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def loss_and_logits(
+        self, hidden_states: Tensor, labels: Tensor | None, is_own_loss: bool, with_logits: bool = True, **kwargs: Any
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the loss, or None without labels, and the logits (B, T, vocab_size) of hidden states (B, T, D).
+
+        Args:
+            is_own_loss: whether the loss is the mean cross entropy of labels (B, T) that are already shifted.
+            with_logits: whether to return the logits.
+        """
+        if is_own_loss:
+            kwargs["cross_entropy_"] = kernels_found_right(self.model.kernels, hidden_states).cross_entropy_
+            return mean_cross_entropy(self.lm_head, hidden_states, labels, with_logits, **kwargs)
+        logits, loss = self.lm_head(hidden_states), None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return loss, logits if with_logits else None
+
+
+class RetNetForCausalLM(RetNetGeneration, RetNetWithLMHead, GenerationMixin):
+    """RetNet with a language modelling head: trained in parallel or chunkwise form, decoded recurrently."""
+
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
+
+    def __init__(self, config: RetNetConfig) -> None:
+        if config.bidirectional:
+            raise ValueError("bidirectional must be False for RetNetForCausalLM, which may not see the token it predicts.")
+        super().__init__(config)
+        self.vocab_size = config.vocab_size
 
     @can_return_tuple
     @replayed
@@ -580,19 +605,15 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden_states, loss = self.input_of_head(outputs.last_hidden_state[:, kept, :]), None
-        own_loss = labels is not None and self.loss_function is ForCausalLMLoss
-        if own_loss and labels.shape == hidden_states.shape[:2]:
+        hidden_states = self.input_of_head(outputs.last_hidden_state[:, kept, :])
+        is_own = labels is not None and self.loss_function is ForCausalLMLoss and labels.shape == hidden_states.shape[:2]
+        if is_own:
             shifted = kwargs.pop("shift_labels", None)
             if shifted is None:
                 shifted = F.pad(labels[:, 1:], (0, 1), value=kwargs.get("ignore_index", -100))
-            kwargs["cross_entropy_"] = kernels_found_right(self.model.kernels, hidden_states).cross_entropy_
-            loss, logits = mean_cross_entropy(self.lm_head, hidden_states, shifted, not skip_logits, **kwargs)
-        else:
-            logits = self.lm_head(hidden_states)
-            if labels is not None:
-                loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return self.outputs_of(outputs, loss, None if skip_logits else logits, attention_mask)
+            labels = shifted
+        loss, logits = self.loss_and_logits(hidden_states, labels, is_own, not skip_logits, **kwargs)
+        return self.outputs_of(outputs, loss, logits, attention_mask)
 
     def input_of_head(self, hidden_states: Tensor) -> Tensor:
         """Returns what the head reads instead of the hidden states (B, T, D)."""
@@ -606,21 +627,13 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: getattr(outputs, CACHE)}, **recorded)
 
 
-class RetNetForMaskedLM(RetNetPreTrainedModel):
+class RetNetForMaskedLM(RetNetWithLMHead):
     """RetNet encoder with a head that predicts masked tokens. `config.bidirectional` must be True."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    _tp_plan = {"lm_head": "colwise_gather_output"}
-    _fsdp_plan = {"lm_head": "keep_full_weight"}
-    model_class = RetNetModel
-
     def __init__(self, config: RetNetConfig) -> None:
-        super().__init__(config)
         if not config.bidirectional:
             raise ValueError("bidirectional must be True for RetNetForMaskedLM, which predicts a token from both sides.")
-        self.model = self.model_class(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+        super().__init__(config)
 
     @can_return_tuple
     def forward(
@@ -648,14 +661,8 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
             return_dict=True,
             **kwargs,
         )
-        hidden_states, loss = outputs.last_hidden_state, None
-        if labels is not None and self.loss_function is ForMaskedLMLoss:
-            kwargs["cross_entropy_"] = kernels_found_right(self.model.kernels, hidden_states).cross_entropy_
-            loss, logits = mean_cross_entropy(self.lm_head, hidden_states, labels, **kwargs)
-        else:
-            logits = self.lm_head(hidden_states)
-            if labels is not None:
-                loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        is_own = labels is not None and self.loss_function is ForMaskedLMLoss
+        loss, logits = self.loss_and_logits(outputs.last_hidden_state, labels, is_own, **kwargs)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
 

@@ -25,7 +25,7 @@ class PackedLayout(Layout):
         documents: groups and chunks of the documents.
         rows: (D,) distinct rows of the state, one per document; None if document i continues from row i.
         begins: (D,) bool, whether a document ignores its row and starts from an empty state; None if none does.
-        position: (1, T). document_position: (D,) position that follows each document.
+        position: (1, T). end: (D,) position that follows each document.
     """
 
     in_parts = True
@@ -36,22 +36,11 @@ class PackedLayout(Layout):
         rows: Tensor | None,
         begins: Tensor | None,
         position: Tensor,
-        document_position: Tensor,
+        end: Tensor,
     ) -> None:
         super().__init__(position, position + 1, continues=True)
-        self.documents, self.rows, self.begins, self.document_position = documents, rows, begins, document_position
+        self.documents, self.rows, self.begins, self.end = documents, rows, begins, end
         self.tokens, self.is_step = documents.longest, documents.longest == 1
-
-    def advance_(self) -> None:
-        """Updates positions and lengths as in `Layout`. With rows, the length becomes the largest next position."""
-        while self.written:
-            layer = self.written.popleft()
-            if self.rows is None:
-                layer.next_position.copy_(self.document_position)
-                layer.cumulative_length.add_(self.tokens)
-            else:
-                layer.next_position.index_copy_(0, self.rows, self.document_position)
-                layer.cumulative_length.copy_(layer.next_position.max())
 
 
 class PackedPlan(Plan):

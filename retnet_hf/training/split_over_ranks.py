@@ -68,7 +68,7 @@ def shard_sequence(
     if "labels" in inputs:
         inputs["shift_labels"] = F.pad(inputs["labels"][:, 1:], (0, 1), value=ignore_index)
         added["num_items_in_batch"] = (inputs["shift_labels"] != ignore_index).sum().double() / context.ranks
-    places = context.places_of(context.rank)
+    places = context.mine
     pieces = {name: tensor.chunk(parts, dim=1) for name, tensor in inputs.items()}
     return {name: torch.cat([pieces[name][place] for place in places], dim=1) for name in inputs} | added
 
