@@ -15,7 +15,7 @@ import random
 import re
 from pathlib import Path
 
-from retnet_hf_cli.main import main as retnet_hf
+from retnet_hf.cli.main import main as retnet_hf
 
 from .quality import texts
 from .whole_files import write_whole

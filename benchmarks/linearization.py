@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
-from retnet_hf_cli.main import main as retnet_hf
-from retnet_hf_linearization.recall import associative_examples
-from retnet_hf_linearization.what_was_kept import measure_text
+from retnet_hf.cli.main import main as retnet_hf
+from retnet_hf.linearization.recall import associative_examples
+from retnet_hf.linearization.what_was_kept import measure_text
 
 from .quality import texts
 from .quality.cells import Cell, Result

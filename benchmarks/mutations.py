@@ -47,9 +47,9 @@ TESTS = {
     "retnet_hf/vision/modeling_metaformer": "metaformer vision_promises",
     "retnet_hf/vision/modeling_rmt": "rmt vision_promises",
     "retnet_hf/vision/image_processing": "image_processing",
-    "conversion/vir": "conversion_vir",
+    "retnet_hf/conversion/vir": "conversion_vir",
     "retnet_hf/vision/": "vir rmt metaformer vision_blocks vision_promises",
-    "conversion/": "conversion_retnet conversion_writers conversion_family conversion_families conversion_ling",
+    "retnet_hf/conversion/": "conversion_retnet conversion_writers conversion_family conversion_families conversion_ling",
 }
 COMPARISONS = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
@@ -116,9 +116,7 @@ def changed(source: str, number: int) -> tuple[str, str]:
 def mutants(number: int = 400, seed: int = 0, only: str = "") -> list[tuple[str, int]]:
     """Returns `number` places of the sources that contain `only` in their path, as file and number of the place."""
     found = []
-    for file in sorted(
-        path.relative_to(ROOT).as_posix() for folder in ("retnet_hf", "conversion") for path in (ROOT / folder).rglob("*.py")
-    ):
+    for file in sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "retnet_hf").rglob("*.py")):
         if only in file and files_of_tests(file):
             source = (ROOT / file).read_text(encoding="utf-8")
             found += [(file, place) for place, _ in enumerate(places(ast.parse(source)))]
@@ -137,23 +135,10 @@ def is_killed(checkout: Path, file: str, place: int | None) -> tuple[bool, str]:
     if place is not None:
         text, change = changed(source, place)
         (checkout / file).write_text(text, encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        *files_of_tests(file, checkout),
-    ]
-    paths = os.pathsep.join(map(str, (checkout, checkout / "installed")))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    command, environment = command + files_of_tests(file, checkout), os.environ | {"PYTHONPATH": str(checkout)}
     try:
-        ended = subprocess.run(
-            command, cwd=checkout, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, timeout=900
-        )
+        ended = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, timeout=900)
         return ended.returncode != 0, change
     except subprocess.TimeoutExpired:  # e.g. a loop that does not end
         return True, change
@@ -162,13 +147,10 @@ def is_killed(checkout: Path, file: str, place: int | None) -> tuple[bool, str]:
 
 
 def copied(folder: Path) -> Path:
-    """Copies the files that git tracks into a folder, links packages under their installed names, and returns the folder."""
+    """Copies the files that git tracks into a folder, and returns the folder."""
     for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
-    (folder / "installed").mkdir()
-    for name in ("conversion", "linearization"):
-        (folder / "installed" / f"retnet_hf_{name}").symlink_to(folder / name)
     return folder
 
 

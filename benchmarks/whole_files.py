@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from retnet_hf_conversion import whole_files
+from retnet_hf.conversion import whole_files
 
 
 def write_whole(path: Path, text: str) -> None:

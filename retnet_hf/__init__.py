@@ -1,183 +1,24 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Retentive networks as ordinary Hugging Face models. Importing the package registers them with the Auto classes."""
 
+import os
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import transformers
-from transformers.utils import is_vision_available
-
-from .hub.foreign import conversion
-from .hub.model_types import register, register_image_processors
-from .hybrid.configuration_hybrid import RetNetHybridConfig
-from .hybrid.modeling_hybrid import (
-    RetNetHybridForCausalLM,
-    RetNetHybridForMaskedLM,
-    RetNetHybridForQuestionAnswering,
-    RetNetHybridForSequenceClassification,
-    RetNetHybridForTokenClassification,
-    RetNetHybridModel,
-    RetNetHybridPreTrainedModel,
-)
-from .modules.causal_convolution import CausalConv1d
-from .ops.retention_2d import manhattan_retention
-from .ops.retention_forms import (
-    bidirectional_retention,
-    chunkwise_retention,
-    parallel_retention,
-    recurrent_retention,
-    retention,
-)
-from .ops.retention_packed import packed_retention
-from .retnet.configuration_retnet import RetNetConfig
-from .retnet.modeling_retnet import (
-    RetNetForCausalLM,
-    RetNetForMaskedLM,
-    RetNetForQuestionAnswering,
-    RetNetForSequenceClassification,
-    RetNetForTokenClassification,
-    RetNetModel,
-    RetNetPreTrainedModel,
-)
-from .retnet.multi_scale_retention import MultiScaleRetention
-from .state.retention_state import RetNetState
-from .state.stream_state import StreamState
-from .training.split_over_ranks import context_parallel, shard_sequence
-from .training.state_tuning import StateTuning
-from .version import __version__
-from .vision.configuration_metaformer import MetaFormerConfig
-from .vision.configuration_rmt import RMTConfig
-from .vision.configuration_vir import ViRConfig
-from .vision.modeling_metaformer import (
-    MetaFormerBackbone,
-    MetaFormerForImageClassification,
-    MetaFormerModel,
-    MetaFormerPreTrainedModel,
-)
-from .vision.modeling_rmt import RMTBackbone, RMTForImageClassification, RMTModel, RMTPreTrainedModel
-from .vision.modeling_vir import (
-    ViRBackbone,
-    ViRForImageClassification,
-    ViRForMaskedImageModeling,
-    ViRModel,
-    ViRPreTrainedModel,
-)
+from .version import __version__ as __version__
 
 
-__all__ = [
-    "CarryState",
-    "CausalConv1d",
-    "MetaFormerBackbone",
-    "MetaFormerConfig",
-    "MetaFormerForImageClassification",
-    "MetaFormerModel",
-    "MetaFormerPreTrainedModel",
-    "MultiScaleRetention",
-    "RMTBackbone",
-    "RMTConfig",
-    "RMTForImageClassification",
-    "RMTModel",
-    "RMTPreTrainedModel",
-    "RetNetConfig",
-    "RetNetForCausalLM",
-    "RetNetForMaskedLM",
-    "RetNetForQuestionAnswering",
-    "RetNetForSequenceClassification",
-    "RetNetForTokenClassification",
-    "RetNetHybridConfig",
-    "RetNetHybridForCausalLM",
-    "RetNetHybridForMaskedLM",
-    "RetNetHybridForQuestionAnswering",
-    "RetNetHybridForSequenceClassification",
-    "RetNetHybridForTokenClassification",
-    "RetNetHybridModel",
-    "RetNetHybridPreTrainedModel",
-    "RetNetModel",
-    "RetNetPreTrainedModel",
-    "RetNetState",
-    "StateTuning",
-    "StreamScore",
-    "StreamState",
-    "TokenStreams",
-    "ViRBackbone",
-    "ViRConfig",
-    "ViRForImageClassification",
-    "ViRForMaskedImageModeling",
-    "ViRModel",
-    "ViRPreTrainedModel",
-    "__version__",
-    "bidirectional_retention",
-    "chunkwise_retention",
-    "context_parallel",
-    "manhattan_retention",
-    "packed_retention",
-    "parallel_retention",
-    "recurrent_retention",
-    "retention",
-    "score_stream",
-    "shard_sequence",
-]
-
-if TYPE_CHECKING:
-    from .training.streaming import CarryState, StreamScore, TokenStreams, score_stream
-
-try:
-    from .vision.image_processing_retention import (
-        MetaFormerImageProcessor,
-        MetaFormerImageProcessorPil,
-        RMTImageProcessor,
-        RMTImageProcessorPil,
-        ViRImageProcessor,
-        ViRImageProcessorPil,
-    )
-except Exception as error:  # Pillow is not installed, or an installed torchvision fails in one of many ways
-    _missing = (
-        f"cannot be imported: {error}"
-        if is_vision_available()
-        else "needs Pillow, which is not installed: pip install Pillow"
-    )
-else:
-    __all__ += [
-        "MetaFormerImageProcessor",
-        "MetaFormerImageProcessorPil",
-        "RMTImageProcessor",
-        "RMTImageProcessorPil",
-        "ViRImageProcessor",
-        "ViRImageProcessorPil",
-    ]
-    register_image_processors(MetaFormerConfig, MetaFormerImageProcessor, MetaFormerImageProcessorPil)
-    register_image_processors(RMTConfig, RMTImageProcessor, RMTImageProcessorPil)
-    register_image_processors(ViRConfig, ViRImageProcessor, ViRImageProcessorPil)
+# The command imports `library` when it has read its arguments: its help and its errors must not wait for PyTorch.
+_is_command = "retnet_hf.cli" in sys.orig_argv or os.path.basename((sys.argv or [""])[0]) in ("retnet-hf", "retnet-hf.exe")
+if TYPE_CHECKING or not _is_command:
+    from .library import *  # noqa: F403
+    from .library import __all__ as __all__
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("CarryState", "StreamScore", "TokenStreams", "score_stream"):
-        from .training import streaming  # not before: transformers' module of Trainer's callbacks imports PEFT
-
-        return getattr(streaming, name)
-    if name.endswith(("ImageProcessor", "ImageProcessorPil")) and "_missing" in globals():
-        raise ImportError(f"{name} {_missing}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(".library", __name__), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
-
-
-# Auto classes by the suffix of a model class.
-_AUTO_CLASSES = {
-    "Model": transformers.AutoModel,
-    "ForCausalLM": transformers.AutoModelForCausalLM,
-    "ForMaskedLM": transformers.AutoModelForMaskedLM,
-    "ForQuestionAnswering": transformers.AutoModelForQuestionAnswering,
-    "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
-    "ForTokenClassification": transformers.AutoModelForTokenClassification,
-    "ForImageClassification": transformers.AutoModelForImageClassification,
-    "ForMaskedImageModeling": transformers.AutoModelForMaskedImageModeling,
-    "Backbone": transformers.AutoBackbone,
-}
-_CONFIGS = (RetNetConfig, RetNetHybridConfig, MetaFormerConfig, RMTConfig, ViRConfig)
-for _config_class in _CONFIGS:
-    _family = _config_class.__name__.removesuffix("Config")
-    _ends = (end for end in _AUTO_CLASSES if _family + end in __all__)
-    register(_config_class, {_AUTO_CLASSES[end]: globals()[_family + end] for end in _ends})
-conversion("family_model_types")  # registers the model types of other families that are RetNets
+    return import_module(".library", __name__).__all__

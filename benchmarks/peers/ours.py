@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-import retnet_hf_cpu
+import retnet_hf.cpu
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 
 from .peer import Size, TransformersPeer
@@ -15,7 +15,7 @@ from .peer import Size, TransformersPeer
 class Ours(TransformersPeer):
     """A RetNet with the options of the paper or of the presets for training from scratch.
 
-    It may be compiled by `torch.compile` or `retnet_hf_cpu`, or quantised.
+    It may be compiled by `torch.compile` or `retnet_hf.cpu`, or quantised.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Ours(TransformersPeer):
             of_4_bits = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))
             quantize_(self.module.model, Int8WeightOnlyConfig() if self.bits == 8 else of_4_bits)
         if self.programs:
-            super().__init__(retnet_hf_cpu.compile(self.module, prompts=True))
+            super().__init__(retnet_hf.cpu.compile(self.module, prompts=True))
 
     def state_after(self, context: int, batch: int, room: int) -> Any:
         state = super().state_after(context, batch, room)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from retnet_hf_linearization.measures import score, token_losses
+from retnet_hf.linearization.measures import score, token_losses
 
 from . import texts
 from .cells import Cell

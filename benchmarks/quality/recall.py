@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from retnet_hf_linearization.recall import associative_examples
+from retnet_hf.linearization.recall import associative_examples
 
 from .cells import Cell
 from .rivals import RIVALS

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from retnet_hf_cli.text.corpus import encode, train_tokenizer
+from retnet_hf.cli.text.corpus import encode, train_tokenizer
 
 
 HELD_OUT = 0.05  # share of the documents for choosing, and again for reporting

@@ -6,10 +6,9 @@ from typing import Any
 
 
 def conversion(name: str) -> Any | None:
-    """Returns a module of `conversion`, or None if it is not installed, as with saved code or `retnet_hf/` alone."""
+    """Returns a module of `retnet_hf.conversion`, or None if it is not installed, as with saved code."""
     try:
-        importlib.import_module("retnet_hf")
-        importlib.import_module("retnet_hf_conversion")
+        importlib.import_module("retnet_hf.conversion")
     except ImportError:
         return None
-    return importlib.import_module(f"retnet_hf_conversion.{name}")
+    return importlib.import_module(f"retnet_hf.conversion.{name}")

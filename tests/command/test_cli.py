@@ -22,16 +22,15 @@ from safetensors.torch import load_file, save_file
 from small_models import small_llama, small_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, get_scheduler, pipeline
 
-import retnet_hf_cpu
 from retnet_hf import RetNetForCausalLM
-from retnet_hf_cli.commands.demo import free_name
-from retnet_hf_cli.commands.generate import invite
-from retnet_hf_cli.errors import InputError
-from retnet_hf_cli.main import main
-from retnet_hf_cli.text import training
-from retnet_hf_cli.text.corpus import SAMPLE_TEXT, hold_out, read_documents, text_files
-from retnet_hf_cli.training.run_folder import TrainingFolder
-from retnet_hf_cli.training.schedule import Course, Supervisor, follow_clock
+from retnet_hf.cli.commands.demo import free_name
+from retnet_hf.cli.commands.generate import invite
+from retnet_hf.cli.errors import InputError
+from retnet_hf.cli.main import main
+from retnet_hf.cli.text import training
+from retnet_hf.cli.text.corpus import SAMPLE_TEXT, hold_out, read_documents, text_files
+from retnet_hf.cli.training.run_folder import TrainingFolder
+from retnet_hf.cli.training.schedule import Course, Supervisor, follow_clock
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -575,7 +574,7 @@ def test_generate_writes_what_the_model_generates(retnet_hf, trained):
 
 def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
     """Before a word is written; what else writes must be a RetNet, and an error is one line."""
-    compiled, real = [], retnet_hf_cpu.compile
+    compiled, real = [], retnet_hf.cpu.compile
 
     def compile_quickly(model):
         compiled.append(torch.get_num_threads())
@@ -583,7 +582,7 @@ def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
         fast.lm_head.__class__ = type("Fast", (torch.nn.Linear,), {})
         return fast
 
-    monkeypatch.setattr(retnet_hf_cpu, "compile", compile_quickly)
+    monkeypatch.setattr(retnet_hf.cpu, "compile", compile_quickly)
     options = ["And God", "-n", 20, "--temperature", 0, "--threads", 1]
     assert retnet_hf("generate", trained, *options, "--compile").out == retnet_hf("generate", trained, *options).out
     assert compiled == [1]
@@ -592,14 +591,14 @@ def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
         raise RuntimeError("no compiler\nand more")
 
     with monkeypatch.context() as patches:
-        patches.setattr(retnet_hf_cpu, "compile", fails)
+        patches.setattr(retnet_hf.cpu, "compile", fails)
         failed = retnet_hf("generate", trained, *options, "--compile")
     assert (failed.code, failed.out, failed.err) == (2, "", "retnet-hf: no compiler\n")
     for name in ("layer_programs", "product_programs"):  # as where all layers are adapted
-        monkeypatch.setattr(retnet_hf_cpu, name, lambda layers, *arguments: [None] * len(layers))
-    monkeypatch.setattr(retnet_hf_cpu, "compile", real)
+        monkeypatch.setattr(retnet_hf.cpu, name, lambda layers, *arguments: [None] * len(layers))
+    monkeypatch.setattr(retnet_hf.cpu, "compile", real)
     assert "no layer of this model can be compiled" in retnet_hf("generate", trained, *options, "--compile").err
-    monkeypatch.setattr("retnet_hf_cli.text.generation.load_model", lambda name: (small_llama(), None))
+    monkeypatch.setattr("retnet_hf.cli.text.generation.load_model", lambda name: (small_llama(), None))
     answer = retnet_hf("generate", trained, *options, "--compile")
     assert (answer.code, answer.out) == (2, "")
     assert "--compile is for a RetNet, and this is a model of type llama" in answer.err
@@ -639,7 +638,7 @@ def test_the_state_has_the_same_size_after_any_text(retnet_hf, trained):
 
 def test_generate_streams(trained, monkeypatch):
     pieces = []
-    monkeypatch.setattr("retnet_hf_cli.commands.generate.emit", pieces.append)
+    monkeypatch.setattr("retnet_hf.cli.commands.generate.emit", pieces.append)
     assert main(["generate", str(trained), "And", "-n", "60", "--seed", "1"]) == 0
     assert len(pieces) > 5
 
@@ -692,7 +691,7 @@ def test_ctrl_c_while_generating(retnet_hf, trained, monkeypatch):
         if len(written) == 5:
             press_ctrl_c()
 
-    monkeypatch.setattr("retnet_hf_cli.commands.generate.emit", emit)
+    monkeypatch.setattr("retnet_hf.cli.commands.generate.emit", emit)
     answer = retnet_hf("generate", trained, "And", "-n", 500)
     refused(answer, "interrupted", code=130)
 
@@ -755,7 +754,7 @@ def test_held_out_text_is_never_trained_on(count):
 
 def test_the_schedule_ends_by_steps_or_by_the_clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("retnet_hf_cli.training.schedule.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("retnet_hf.cli.training.schedule.time.monotonic", lambda: now[0])
     schedule = Course(steps=1000, minutes=1.0, started=100.0)
     assert [schedule.fraction(step) for step in (0, 250, 1000)] == [0.0, 0.25, 1.0]
     now[0] = 145.0

@@ -12,9 +12,9 @@ from small_models import VOCAB_SIZE, small_model, state_values, word_tokenizer
 from transformers import Cache, LlamaConfig, LlamaForCausalLM
 
 from retnet_hf import RetNetState
-from retnet_hf_cli.errors import InputError
-from retnet_hf_cli.text.conversation import REWINDS, Conversation, Memory
-from retnet_hf_cli.text.generation import sampling
+from retnet_hf.cli.errors import InputError
+from retnet_hf.cli.text.conversation import REWINDS, Conversation, Memory
+from retnet_hf.cli.text.generation import sampling
 
 
 TEMPLATE = (

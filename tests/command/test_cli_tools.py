@@ -20,10 +20,10 @@ from torch.nn.utils.parametrizations import weight_norm
 from torchrun import free_port
 from transformers import AutoTokenizer
 
-from retnet_hf_cli.commands import serve
-from retnet_hf_cli.text.corpus import END_OF_TEXT, encode, load_tokenizer, train_tokenizer
-from retnet_hf_cli.text.generation import encode_prompt
-from retnet_hf_export import ExportError, export_mlx
+from retnet_hf.cli.commands import serve
+from retnet_hf.cli.text.corpus import END_OF_TEXT, encode, load_tokenizer, train_tokenizer
+from retnet_hf.cli.text.generation import encode_prompt
+from retnet_hf.export import ExportError, export_mlx
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")

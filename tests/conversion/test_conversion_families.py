@@ -22,14 +22,14 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, MiniMaxCon
 from transformers.models.minimax import modeling_minimax
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridModel
-from retnet_hf_conversion import hypenet, minimax, ring, transnormer
-from retnet_hf_conversion.errors import CheckpointError
-from retnet_hf_conversion.hypenet import from_hypenet, to_hypenet
-from retnet_hf_conversion.minimax import from_minimax, to_minimax
-from retnet_hf_conversion.moves import Conversion
-from retnet_hf_conversion.ring import from_ring, to_ring
-from retnet_hf_conversion.shapes import shapes_of
-from retnet_hf_conversion.transnormer import from_transnormer, to_transnormer
+from retnet_hf.conversion import hypenet, minimax, ring, transnormer
+from retnet_hf.conversion.errors import CheckpointError
+from retnet_hf.conversion.hypenet import from_hypenet, to_hypenet
+from retnet_hf.conversion.minimax import from_minimax, to_minimax
+from retnet_hf.conversion.moves import Conversion
+from retnet_hf.conversion.ring import from_ring, to_ring
+from retnet_hf.conversion.shapes import shapes_of
+from retnet_hf.conversion.transnormer import from_transnormer, to_transnormer
 
 
 pytest_plugins = ("family_folders",)  # the fixture `plain_minimax`
@@ -461,9 +461,9 @@ def test_factors_on_branches_of_a_minimax_are_for_convert(plain_minimax, tmp_pat
 MEMORY_OF_A_CONVERSION = """
 import sys, threading, time
 from pathlib import Path
-from retnet_hf_conversion.checkpoint import Checkpoint
-from retnet_hf_conversion.converted_folder import write_folder
-from retnet_hf_conversion.formats import plan_of
+from retnet_hf.conversion.checkpoint import Checkpoint
+from retnet_hf.conversion.converted_folder import write_folder
+from retnet_hf.conversion.formats import plan_of
 
 def anonymous():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")) * 1024

@@ -7,11 +7,11 @@ from small_models import FAMILIES, small_config, small_model
 from transformers import CONFIG_MAPPING
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf_conversion import families, family_model_types, ring
-from retnet_hf_conversion.dialect import Dialect
-from retnet_hf_conversion.errors import CheckpointError
-from retnet_hf_conversion.family import Family, Row, Together, same
-from retnet_hf_conversion.foreign_config import alibi_schedule, decays_with_factors
+from retnet_hf.conversion import families, family_model_types, ring
+from retnet_hf.conversion.dialect import Dialect
+from retnet_hf.conversion.errors import CheckpointError
+from retnet_hf.conversion.family import Family, Row, Together, same
+from retnet_hf.conversion.foreign_config import alibi_schedule, decays_with_factors
 
 
 TABLE = Family(

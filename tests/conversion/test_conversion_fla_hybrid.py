@@ -11,7 +11,7 @@ from small_models import close, greedy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetState
-from retnet_hf_conversion.fla import from_fla, hybrid_fields, to_fla
+from retnet_hf.conversion.fla import from_fla, hybrid_fields, to_fla
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")

@@ -21,9 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetState
-from retnet_hf_conversion.family_model_types import MODEL_TYPES
-from retnet_hf_conversion.ling import FAMILY
-from retnet_hf_conversion.moves import empty_model
+from retnet_hf.conversion.family_model_types import MODEL_TYPES
+from retnet_hf.conversion.ling import FAMILY
+from retnet_hf.conversion.moves import empty_model
 
 
 pytest_plugins = ("family_folders",)  # the fixture `plain_minimax`

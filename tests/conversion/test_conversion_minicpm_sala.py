@@ -8,9 +8,9 @@ from published_outputs import read
 from small_models import close
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf_conversion.minicpm_sala import FAMILY
-from retnet_hf_conversion.moves import empty_model
-from retnet_hf_linearization.measures import losses_of
+from retnet_hf.conversion.minicpm_sala import FAMILY
+from retnet_hf.conversion.moves import empty_model
+from retnet_hf.linearization.measures import losses_of
 
 
 def test_a_text_that_the_published_model_reads_sparsely_is_refused_at_the_call():

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageClassification, PoolFormerConfig, PoolFormerForImageClassification, PoolFormerModel
 
 from retnet_hf import MetaFormerBackbone, MetaFormerConfig, MetaFormerForImageClassification, MetaFormerModel
-from retnet_hf_conversion.checkpoint import Checkpoint
-from retnet_hf_conversion.converted_folder import write_folder
-from retnet_hf_conversion.errors import CheckpointError
-from retnet_hf_conversion.formats import format_of, plan_of
-from retnet_hf_conversion.poolformer import from_poolformer, plan, to_poolformer
-from retnet_hf_conversion.shapes import shapes_of
+from retnet_hf.conversion.checkpoint import Checkpoint
+from retnet_hf.conversion.converted_folder import write_folder
+from retnet_hf.conversion.errors import CheckpointError
+from retnet_hf.conversion.formats import format_of, plan_of
+from retnet_hf.conversion.poolformer import from_poolformer, plan, to_poolformer
+from retnet_hf.conversion.shapes import shapes_of
 
 
 def poolformer(model_class: type = PoolFormerForImageClassification, **overrides):

@@ -14,8 +14,8 @@ from small_models import close, greedy
 from transformers import AutoModelForCausalLM
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf_conversion.formats import FORMATS
-from retnet_hf_conversion.moves import empty_model
+from retnet_hf.conversion.formats import FORMATS
+from retnet_hf.conversion.moves import empty_model
 
 
 FAMILIES = ("ling", "minicpm_sala", "ring_lite")

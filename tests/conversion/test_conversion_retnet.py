@@ -9,14 +9,14 @@ from golden import KEPT, NAMES, SMALL, Golden, at_hand, golden
 from small_models import small_model
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
-from retnet_hf_conversion.changes import Known, PairsApart
-from retnet_hf_conversion.errors import CheckpointError
-from retnet_hf_conversion.fla import FLA, from_fla, to_fla
-from retnet_hf_conversion.moves import Conversion, Move, require_same
-from retnet_hf_conversion.shapes import shapes_of
-from retnet_hf_conversion.syncdoth import from_syncdoth, to_syncdoth
-from retnet_hf_conversion.torchscale import TORCHSCALE, from_torchscale, to_torchscale
-from retnet_hf_conversion.yet_another_retnet import from_yet_another_retnet
+from retnet_hf.conversion.changes import Known, PairsApart
+from retnet_hf.conversion.errors import CheckpointError
+from retnet_hf.conversion.fla import FLA, from_fla, to_fla
+from retnet_hf.conversion.moves import Conversion, Move, require_same
+from retnet_hf.conversion.shapes import shapes_of
+from retnet_hf.conversion.syncdoth import from_syncdoth, to_syncdoth
+from retnet_hf.conversion.torchscale import TORCHSCALE, from_torchscale, to_torchscale
+from retnet_hf.conversion.yet_another_retnet import from_yet_another_retnet
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")

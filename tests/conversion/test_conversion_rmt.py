@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers.initialization import no_init_weights
 
 from retnet_hf import RMTBackbone, RMTConfig, RMTForImageClassification
-from retnet_hf_conversion.checkpoint import Checkpoint
-from retnet_hf_conversion.errors import CheckpointError
-from retnet_hf_conversion.formats import format_of, plan_of
-from retnet_hf_conversion.rmt import from_rmt, plan, to_rmt
-from retnet_hf_conversion.shapes import shapes_of
+from retnet_hf.conversion.checkpoint import Checkpoint
+from retnet_hf.conversion.errors import CheckpointError
+from retnet_hf.conversion.formats import format_of, plan_of
+from retnet_hf.conversion.rmt import from_rmt, plan, to_rmt
+from retnet_hf.conversion.shapes import shapes_of
 
 
 def released(size: str, **overrides) -> dict[str, tuple[int, ...]]:

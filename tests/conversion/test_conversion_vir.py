@@ -12,12 +12,12 @@ from small_vir import images, small_vir
 from torch import Tensor
 
 from retnet_hf import ViRConfig, ViRForImageClassification
+from retnet_hf.conversion.checkpoint import Checkpoint
+from retnet_hf.conversion.errors import CheckpointError
+from retnet_hf.conversion.formats import format_of, plan_of
+from retnet_hf.conversion.vir_official import from_vir_official, to_vir_official
+from retnet_hf.conversion.vir_pulfer import from_vir_pulfer, to_vir_pulfer
 from retnet_hf.ops import plan
-from retnet_hf_conversion.checkpoint import Checkpoint
-from retnet_hf_conversion.errors import CheckpointError
-from retnet_hf_conversion.formats import format_of, plan_of
-from retnet_hf_conversion.vir_official import from_vir_official, to_vir_official
-from retnet_hf_conversion.vir_pulfer import from_vir_pulfer, to_vir_pulfer
 
 
 TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}

@@ -27,7 +27,7 @@ from retnet_hf import (
     ViRForMaskedImageModeling,
     ViRModel,
 )
-from retnet_hf_conversion import (
+from retnet_hf.conversion import (
     fla,
     hypenet,
     ling,
@@ -43,8 +43,8 @@ from retnet_hf_conversion import (
     vir_official,
     vir_pulfer,
 )
-from retnet_hf_conversion.foreign_config import decays_with_factors
-from retnet_hf_conversion.transnormer import EPSILON
+from retnet_hf.conversion.foreign_config import decays_with_factors
+from retnet_hf.conversion.transnormer import EPSILON
 
 
 CONFIGS = (RetNetConfig, RetNetHybridConfig)

@@ -6,8 +6,8 @@ import torch
 from token_products import BFLOAT16, check, linear_layers
 from torch import nn
 
-from retnet_hf_cpu import products as cpu_products
-from retnet_hf_cpu.products import HALF_TYPES, is_faster_as_vector, product_of, vector
+from retnet_hf.cpu import products as cpu_products
+from retnet_hf.cpu.products import HALF_TYPES, is_faster_as_vector, product_of, vector
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""`retnet_hf_cpu.compile`: programs compute what the layers do, are kept, and are used only where they compute the same.
+"""`retnet_hf.cpu.compile`: programs compute what the layers do, are kept, and are used only where they compute the same.
 
 Few tests compile. In the others, the function that would be compiled runs as it is.
 """
@@ -18,16 +18,18 @@ from small_models import close, random_ids, small_llama, small_model
 from torch import nn
 
 import retnet_hf
-import retnet_hf_cpu
+import retnet_hf.cpu
 from retnet_hf import RetNetForMaskedLM, RetNetForSequenceClassification, RetNetState
-from retnet_hf_cpu import compiled_layer, number_of_programs, original
-from retnet_hf_cpu import programs as cpu_programs
-from retnet_hf_cpu.compiled_layer import CompiledLayer, CompiledLinear
+from retnet_hf.cpu import compiled_layer, number_of_programs, original
+from retnet_hf.cpu import programs as cpu_programs
+from retnet_hf.cpu.compiled_layer import CompiledLayer, CompiledLinear
+from retnet_hf.ops import gradients
+from retnet_hf.retnet import modeling_retnet
 
 
 pytest_plugins = ("plain_programs",)  # the fixture `made`
 
-compiled = retnet_hf_cpu.compile  # a fast copy, with programs in a folder
+compiled = retnet_hf.cpu.compile  # a fast copy, with programs in a folder
 
 
 def query_weights(model) -> list[nn.Parameter]:
@@ -299,7 +301,7 @@ def test_dropout_of_training_mode_is_that_of_the_layers(made, tmp_path):
 
 
 def test_a_head_of_another_vocabulary_is_used(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("retnet_hf_cpu.products.is_faster_as_vector", lambda *kind: True)
+    monkeypatch.setattr("retnet_hf.cpu.products.is_faster_as_vector", lambda *kind: True)
     model = compiled(small_model().to(torch.bfloat16), tmp_path)
     model.resize_token_embeddings(128)
     with torch.no_grad():
@@ -353,10 +355,10 @@ def test_files_differ_by_what_a_program_is_made_of(made, tmp_path):
     assert len(list(tmp_path.iterdir())) == len(models) + heads + 2
 
 
-def test_files_differ_by_the_machine_and_by_the_source_of_both_packages(made, tmp_path, monkeypatch):
+def test_files_differ_by_the_machine_and_by_the_source_of_the_programs(made, tmp_path, monkeypatch):
     """Otherwise, a program of an older version would compute in its own way after an upgrade."""
-    packages = [Path(package.__file__).parent for package in (retnet_hf, retnet_hf_cpu)]
-    assert list(cpu_programs.SOURCES) == packages
+    packages = cpu_programs.SOURCES
+    assert {Path(module.__file__).parent for module in (gradients, modeling_retnet, cpu_programs)} <= set(packages)
     copies = [tmp_path / package.name for package in packages]
     for package, twin in zip(packages, copies):
         shutil.copytree(package, twin, ignore=shutil.ignore_patterns("__pycache__"))
@@ -368,7 +370,7 @@ def test_files_differ_by_the_machine_and_by_the_source_of_both_packages(made, tm
         return len(list((tmp_path / "programs").iterdir()))
 
     assert [files(), files()] == [2, 2]  # of the layers, and of the head
-    for number, changed in enumerate([copies[0] / "ops" / "gradients.py", copies[1] / "products.py"]):
+    for number, changed in enumerate([tmp_path / "ops" / "gradients.py", tmp_path / "cpu" / "products.py"]):
         changed.write_text(changed.read_text(encoding="utf-8") + "# another version\n", encoding="utf-8")
         assert files() == 2 * (number + 2)
     monkeypatch.setattr(cpu_programs, "machine", lambda: {"machine": "another"})
@@ -405,7 +407,7 @@ def test_without_a_compiler_nothing_is_written_and_the_error_says_so(tmp_path, m
 
 @pytest.mark.parametrize("programs", [False, True])
 def test_an_input_that_changes_between_two_layers_is_read_again(made, tmp_path, programs, monkeypatch):
-    monkeypatch.setattr("retnet_hf_cpu.products.is_faster_as_vector", lambda *kind: True)
+    monkeypatch.setattr("retnet_hf.cpu.products.is_faster_as_vector", lambda *kind: True)
     model = small_model("hybrid").to(torch.bfloat16)
     fast = compiled(model, tmp_path, programs=programs)
     layers = [module for module in fast.modules() if isinstance(module, CompiledLinear)]
@@ -418,7 +420,7 @@ def test_an_input_that_changes_between_two_layers_is_read_again(made, tmp_path, 
 
 
 def test_without_programs_half_precision_is_multiplied_as_a_vector(tmp_path, monkeypatch):
-    monkeypatch.setattr("retnet_hf_cpu.products.is_faster_as_vector", lambda *kind: True)
+    monkeypatch.setattr("retnet_hf.cpu.products.is_faster_as_vector", lambda *kind: True)
     fast = compiled(small_model().to(torch.bfloat16), programs=False)
     monkeypatch.setattr(nn.Linear, "forward", None)  # the linear layer is not called
     with torch.no_grad():
@@ -451,4 +453,4 @@ def test_programs_that_others_may_write_to_are_refused(tmp_path):
 def test_compile_asks_before_it_loads_a_program(tmp_path):
     tmp_path.chmod(0o777)
     with pytest.raises(ValueError, match="can be written to by other users"):
-        retnet_hf_cpu.compile(small_model(), folder=tmp_path)
+        retnet_hf.cpu.compile(small_model(), folder=tmp_path)

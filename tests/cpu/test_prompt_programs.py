@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""`retnet_hf_cpu.compile(model, prompts=True)`: two programs around the operator compute what a layer does, at any length.
+"""`retnet_hf.cpu.compile(model, prompts=True)`: two programs around the operator compute what a layer does, at any length.
 
 One test compiles. In the others, the functions that would be compiled run as they are.
 """
@@ -14,15 +14,15 @@ from plain_programs import read, same
 from small_models import close, greedy, random_ids, small_model
 from torch import nn
 
-import retnet_hf_cpu
+import retnet_hf.cpu
 from retnet_hf import RetNetState
-from retnet_hf_cpu import compiled_layer, number_of_programs, original
-from retnet_hf_cpu.prompts import prompt_programs
+from retnet_hf.cpu import compiled_layer, number_of_programs, original
+from retnet_hf.cpu.prompts import prompt_programs
 
 
 pytest_plugins = ("plain_programs",)  # the fixture `made`
 
-compiled = partial(retnet_hf_cpu.compile, prompts=True)
+compiled = partial(retnet_hf.cpu.compile, prompts=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -116,7 +116,7 @@ def test_generation_and_calls_without_a_state(made, tmp_path):
 
 
 def test_without_the_option_no_prompt_is_read_by_a_program(made, tmp_path):
-    fast = retnet_hf_cpu.compile(small_model(), tmp_path)
+    fast = retnet_hf.cpu.compile(small_model(), tmp_path)
     read(fast, random_ids(1, 7))
     assert made.of_prompts == []
 

@@ -7,8 +7,8 @@ from changed_fields import LATENT
 from small_models import DIALECTS, FAMILIES, close, random_ids, small_config, small_model
 from transformers.utils import logging
 
-import retnet_hf_cpu
-from retnet_hf_vllm.limits import refuse_what_has_no_memory
+import retnet_hf.cpu
+from retnet_hf.vllm.limits import refuse_what_has_no_memory
 
 
 pytest_plugins = ("plain_programs",)  # the fixture `made`
@@ -42,10 +42,10 @@ def test_vllm_is_given_all_others(dialect):
 def test_the_fast_copy_computes_the_same_and_says_which_layers_have_no_program(
     family, programs, retaining, made, tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr(logging.get_logger("retnet_hf_cpu"), "propagate", True)
+    monkeypatch.setattr(logging.get_logger("retnet_hf.cpu"), "propagate", True)
     model = small_model(family)
-    fast = retnet_hf_cpu.compile(model, folder=tmp_path)
-    assert retnet_hf_cpu.number_of_programs(fast) == programs
+    fast = retnet_hf.cpu.compile(model, folder=tmp_path)
+    assert retnet_hf.cpu.number_of_programs(fast) == programs
     said = f"compiles only the products of {retaining - programs} of {retaining} layers of retention, since they have"
     assert (said in caplog.text) == (programs < retaining)
     step(model, fast)
@@ -66,6 +66,6 @@ def test_a_program_scales_queries_that_it_does_not_rotate(made, tmp_path):
     """Without rotation, and with the rotation of other layers alone."""
     for fields in (FAMILIES["transnormer"] | {"learned_rotary_layers": None}, FAMILIES["minimax"] | {"num_experts": None}):
         model = small_model(**fields)
-        fast = retnet_hf_cpu.compile(model, folder=tmp_path)
-        assert retnet_hf_cpu.number_of_programs(fast) == 2
+        fast = retnet_hf.cpu.compile(model, folder=tmp_path)
+        assert retnet_hf.cpu.number_of_programs(fast) == 2
         step(model, fast)

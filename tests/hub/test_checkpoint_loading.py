@@ -16,11 +16,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from transformers.modeling_utils import LoadStateDictConfig
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf.conversion import dialect_loading
+from retnet_hf.conversion.families import dialect_of
+from retnet_hf.conversion.fla import to_fla
 from retnet_hf.hub.loading import names_in, tensor_parallel_share
-from retnet_hf_conversion import dialect_loading
-from retnet_hf_conversion.families import dialect_of
-from retnet_hf_conversion.fla import to_fla
-from retnet_hf_vllm.weights import canonical_weights
+from retnet_hf.vllm.weights import canonical_weights
 
 
 CASES = at_hand(

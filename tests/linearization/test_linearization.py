@@ -12,7 +12,7 @@ from transformer_sources import SIZES, SOURCES, source_of
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, TrainingArguments
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf_linearization import (
+from retnet_hf.linearization import (
     AlignmentTrainer,
     DistillationTrainer,
     LayersBefore,
@@ -26,9 +26,9 @@ from retnet_hf_linearization import (
     store_teacher,
     transfer,
 )
-from retnet_hf_linearization.distillation import divergence, divergence_of_top
-from retnet_hf_linearization.reach_of_heads import attention_implementation
-from retnet_hf_linearization.transfer import _copy, decays_by_distance
+from retnet_hf.linearization.distillation import divergence, divergence_of_top
+from retnet_hf.linearization.reach_of_heads import attention_implementation
+from retnet_hf.linearization.transfer import _copy, decays_by_distance
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ import torch
 from small_models import random_ids
 from transformer_sources import source_of
 
-from retnet_hf_linearization import costliest_layers, measure_heads, spread_layers, transfer
-from retnet_hf_linearization.alignment import measure_layers
-from retnet_hf_linearization.linearized_card import markdown
-from retnet_hf_linearization.measures import losses_of, perplexity, repeats, score, token_losses
-from retnet_hf_linearization.parts_switched_off import parts_of, switched_off
-from retnet_hf_linearization.recall import (
+from retnet_hf.linearization import costliest_layers, measure_heads, spread_layers, transfer
+from retnet_hf.linearization.alignment import measure_layers
+from retnet_hf.linearization.linearized_card import markdown
+from retnet_hf.linearization.measures import losses_of, perplexity, repeats, score, token_losses
+from retnet_hf.linearization.parts_switched_off import parts_of, switched_off
+from retnet_hf.linearization.recall import (
     CUE,
     NEEDLE,
     associative_examples,
@@ -22,7 +22,7 @@ from retnet_hf_linearization.recall import (
     needle_examples,
     needle_recall,
 )
-from retnet_hf_linearization.what_was_kept import (
+from retnet_hf.linearization.what_was_kept import (
     Extent,
     Measures,
     Report,
@@ -71,7 +71,7 @@ def test_scores_are_mean_losses():
 
 @pytest.mark.parametrize("name", ["Llama 3", "Qwen2"])
 def test_losses_of_a_model_are_those_of_its_logits(name, monkeypatch):
-    monkeypatch.setattr("retnet_hf_linearization.measures.HEAD_TOKENS", 7)
+    monkeypatch.setattr("retnet_hf.linearization.measures.HEAD_TOKENS", 7)
     model, ids = source_of(name), random_ids(3, 20)
     with torch.no_grad():
         torch.testing.assert_close(losses_of(model, ids), token_losses(model(ids).logits, ids), rtol=1e-5, atol=1e-5)
@@ -177,7 +177,7 @@ def test_layers_are_chosen_by_share():
 @pytest.fixture(scope="module")
 def report() -> Report:
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf_linearization.what_was_kept.DECODED", 2)
+        patch.setattr("retnet_hf.linearization.what_was_kept.DECODED", 2)
         teacher = source_of("Llama 3")
         blocks = random_ids(8, 32)
         student = transfer(teacher, kept=[1], measures=measure_heads(teacher, [blocks]))
@@ -291,7 +291,7 @@ def test_a_stage_is_worse_by_more_than_rounding(before, after, worse):
 
 
 def test_the_divergence_of_two_models_is_that_of_their_distributions(hybrid, monkeypatch):
-    monkeypatch.setattr("retnet_hf_linearization.measures.HEAD_TOKENS", 7)
+    monkeypatch.setattr("retnet_hf.linearization.measures.HEAD_TOKENS", 7)
     source, stream = source_of("Llama 3"), random_ids(1, 128)[0]
     with torch.no_grad():
         found, wanted = (model(stream[None]).logits.log_softmax(-1) for model in (hybrid, source))

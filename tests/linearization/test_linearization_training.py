@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from transformer_sources import source_of
 from transformers import TrainingArguments
 
-from retnet_hf_linearization import (
+from retnet_hf.linearization import (
     AlignmentTrainer,
     DistillationTrainer,
     align,
@@ -18,7 +18,7 @@ from retnet_hf_linearization import (
     prepare_for_alignment,
     transfer,
 )
-from retnet_hf_linearization.distillation import DivergenceByRows, divergence
+from retnet_hf.linearization.distillation import DivergenceByRows, divergence
 
 
 class LiveMemory(TorchDispatchMode):
@@ -90,7 +90,7 @@ def test_alignment_in_half_precision_has_the_gradients_of_a_backward_pass_outsid
 
 @pytest.mark.parametrize("trained", [True, False])
 def test_the_divergence_by_rows_is_that_of_all_logits(monkeypatch, trained):
-    monkeypatch.setattr("retnet_hf_linearization.distillation.ROWS", 3)
+    monkeypatch.setattr("retnet_hf.linearization.distillation.ROWS", 3)
     generator = torch.Generator().manual_seed(0)
     shapes = (8, 6), (11, 6), (8, 5), (11, 5)
     hidden, weight, teacher, head = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)

@@ -13,9 +13,9 @@ from transformers import AutoConfig
 
 import retnet_hf
 from retnet_hf import RetNetConfig, RetNetForCausalLM
-from retnet_hf_conversion.fla import to_fla
-from retnet_hf_conversion.syncdoth import to_syncdoth
-from retnet_hf_conversion.torchscale import to_torchscale
+from retnet_hf.conversion.fla import to_fla
+from retnet_hf.conversion.syncdoth import to_syncdoth
+from retnet_hf.conversion.torchscale import to_torchscale
 
 
 DOCS = ROOT / "docs"
@@ -51,7 +51,7 @@ def test_all_python_is_run_but_what_needs_more_than_this_process():
 
 def test_the_page_of_the_command_line_shows_every_command():
     typer_main = pytest.importorskip("typer.main")
-    from retnet_hf_cli.app import app
+    from retnet_hf.cli.app import app
 
     page = (DOCS / "guides" / "command-line.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^retnet-hf ([a-z][\w-]*)", page, flags=re.M)) == set(typer_main.get_command(app).commands)
@@ -65,7 +65,7 @@ def test_every_public_name_is_in_the_reference_once():
     ]
     assert len(shown) == len(set(shown))
     assert set(retnet_hf.__all__) - {"__version__"} <= set(shown)
-    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "conversion").glob("*.py")]
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "retnet_hf" / "conversion").glob("*.py")]
     converters = {name for text in sources for name in re.findall(r"^def ((?:from|to)_\w+)", text, flags=re.M)}
     assert converters <= set(shown)
     of_families = {name for text in sources for name in re.findall(r"\b((?:from|to)_\w+)(?=.* = FAMILY\.)", text)}
@@ -139,68 +139,42 @@ def test_the_changelog_names_the_version():
     assert retnet_hf.__version__ in changelog
 
 
-HOUSE = {  # packages and their folders; each imports only itself and those before it
-    "retnet_hf": "retnet_hf",
-    "retnet_hf_cpu": "retnet_hf_cpu",
-    "retnet_hf_conversion": "conversion",
-    "retnet_hf_linearization": "linearization",
-    "retnet_hf_export": "retnet_hf_export",
-    "retnet_hf_vllm": "retnet_hf_vllm",
-    "retnet_hf_cli": "retnet_hf_cli",
-}
-ROOMS = ["ops", "state", "hub", "arguments", "modules", "gpu", "retnet", "hybrid", "vision", "training"]  # the same, inside
+CORE = ["ops", "state", "hub", "arguments", "modules", "gpu", "retnet", "hybrid", "vision", "training"]
+FOLDERS = [
+    *CORE,
+    "cpu",
+    "conversion",
+    "linearization",
+    "export",
+    "vllm",
+    "cli",
+]  # each imports only itself and those before it
 
 
-def file_of(module: str) -> Path:
-    package, *inside = module.split(".")
-    return ROOT.joinpath(HOUSE.get(package, package), *inside).with_suffix(".py")
-
-
-def imported_modules(module: str, in_functions: bool) -> set[str]:
-    """Modules of the house that a module imports, as dotted names; in functions, too, which import later."""
-    found, tree = set(), ast.parse(file_of(module).read_text(encoding="utf-8"))
+def imported_modules(file: Path, in_functions: bool) -> set[Path]:
+    """Files in the folders of the package that a file imports; in functions, too, which import later."""
+    found, tree = set(), ast.parse(file.read_text(encoding="utf-8"))
     for node in ast.walk(tree) if in_functions else tree.body:
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            parent = module.split(".")[: -node.level] if node.level else []
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            parent = file.relative_to(ROOT).parts[: -node.level] if node.level else ()
             base = ".".join([*parent, *([node.module] if node.module else [])])
-            inside = [f"{base}.{alias.name}" for alias in node.names]
-            names = [name if file_of(name).is_file() else base for name in inside]
-        found |= {name for name in names if name.split(".")[0] in HOUSE}
-    return found
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        paths = (ROOT.joinpath(*name.split(".")) for name in names if name.startswith("retnet_hf."))
+        found |= {path.with_suffix(".py") for path in paths if path.with_suffix(".py").is_file()}
+    return {path for path in found if path.parent != ROOT / "retnet_hf"} - {file}
 
 
-@pytest.mark.parametrize("package", HOUSE)
-def test_imports_run_one_way(package):
-    folder = ROOT / HOUSE[package]
-    files = [file for file in folder.rglob("*.py") if file.name not in ("__init__.py", "__main__.py")]
-    modules = [".".join([package, *file.relative_to(folder).with_suffix("").parts]) for file in files]
-    allowed = set(list(HOUSE)[: list(HOUSE).index(package) + 1])
-    for module in modules:
-        assert {name.split(".")[0] for name in imported_modules(module, in_functions=True)} <= allowed, module
-    graph = {module: imported_modules(module, in_functions=False) - {package} for module in modules}
-    assert set(TopologicalSorter(graph).static_order()) >= set(modules)  # CycleError, which names them, for a cycle
-
-
-def test_rooms_import_one_way_and_hold_ten_files_at_the_most():
-    folder = ROOT / "retnet_hf"
-    assert {path.parent.name for path in folder.glob("*/__init__.py")} == set(ROOMS)
-    assert {path.name for path in folder.glob("*.py")} == {"__init__.py", "version.py"}
-    for number, room in enumerate(ROOMS):
-        files = [path for path in (folder / room).glob("*.py") if path.name != "__init__.py"]
-        assert len(files) <= 10
-        for path in files:
-            imported = imported_modules(f"retnet_hf.{room}.{path.stem}", in_functions=False)
-            rooms = {name.split(".")[1] for name in imported} - {"version"}
-            assert rooms <= set(ROOMS[: number + 1]), path.name
-
-
-def test_the_tree_of_the_design_is_that_of_the_sources():
-    table = (DOCS / "design.md").read_text(encoding="utf-8").split("## The operator")[0]
-    named = re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE)
-    assert named == [*ROOMS, *(HOUSE[package] for package in HOUSE if package != "retnet_hf")]
+def test_folders_import_one_way_and_no_module_in_a_circle():
+    folder, graph = ROOT / "retnet_hf", {}
+    for number, name in enumerate(FOLDERS):
+        for file in (folder / name).rglob("*.py"):
+            graph[file] = imported_modules(file, in_functions=False)
+            later = imported_modules(file, in_functions=True)
+            for imported, allowed in ((graph[file], FOLDERS[: number + 1]), (later, CORE if name in CORE else FOLDERS)):
+                assert {path.relative_to(folder).parts[0] for path in imported} <= set(allowed), file
+    assert len(graph) > 100
+    list(TopologicalSorter(graph).static_order())  # CycleError, which names them, for a circle
 
 
 def test_the_files_that_contributors_are_sent_to_exist():
@@ -209,7 +183,5 @@ def test_the_files_that_contributors_are_sent_to_exist():
     named -= {"test_modeling_common.py"}  # of transformers
     assert "modeling_retnet.py" in named
     assert not {
-        name
-        for name in named
-        if not any(list((ROOT / part).rglob(name)) for part in (*HOUSE.values(), "tests", "tests_around"))
+        name for name in named if not any(list((ROOT / part).rglob(name)) for part in ("retnet_hf", "tests", "tests_around"))
     }

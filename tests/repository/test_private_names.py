@@ -164,12 +164,12 @@ def forward_derivatives_are_noticed() -> bool:
 BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
     (
         conversions_are_kept,
-        "transformers keeps conversions of weights elsewhere, and conversion/dialect_loading.py removes its own",
+        "transformers keeps conversions of weights elsewhere, and retnet_hf/conversion/dialect_loading.py removes its own",
     ),
     (implementation_is_kept, "`set_attn_implementation` no longer sets `config._attn_implementation`, which plans read"),
     (
         initialised_parameters_are_left_alone,
-        "parameters with `_is_hf_initialized` are drawn again, and linearization/transfer.py marks copied ones with it",
+        "parameters with `_is_hf_initialized` are drawn again, and linearization/transfer.py marks copied ones",
     ),
     (
         recorders_are_known_by_their_module,
@@ -187,7 +187,7 @@ BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
     (transforms_are_noticed, "transforms of torch.func are not noticed, for which retention_forms.needs_autograd asks"),
     (modes_are_noticed, "modes of PyTorch are not noticed, for which retention_triton.launches_at_once asks"),
     (forward_derivatives_are_noticed, "forward derivatives are not noticed, for which launches_at_once asks"),
-    (the_number_of_gpus_can_be_set, "TrainingArguments no longer reads `_n_gpu`, which retnet_hf_cli sets to 1"),
+    (the_number_of_gpus_can_be_set, "TrainingArguments no longer reads `_n_gpu`, which retnet_hf.cli sets to 1"),
 ]
 
 
@@ -200,7 +200,7 @@ def test_a_private_name_still_means_what_it_is_used_for(holds, sentence):
     "name", ["_weight_int8pack_mm", "_weight_int4pack_mm_for_cpu", "_convert_weight_to_int4pack_for_cpu"]
 )
 def test_pytorch_has_the_products_of_packed_weights(name):
-    assert hasattr(torch.ops.aten, name), f"retnet_hf_cpu/products.py multiplies by torch.ops.aten.{name}, which is gone."
+    assert hasattr(torch.ops.aten, name), f"retnet_hf/cpu/products.py multiplies by torch.ops.aten.{name}, which is gone."
 
 
 def test_a_compiled_step_finds_its_state_at_one_address():
@@ -209,4 +209,4 @@ def test_a_compiled_step_finds_its_state_at_one_address():
 
 def test_the_compiler_packages_programs():
     for name in ("aoti_compile_and_package", "aoti_load_package"):
-        assert hasattr(torch._inductor, name), f"retnet_hf_cpu/programs.py keeps programs by {name}, which is gone."
+        assert hasattr(torch._inductor, name), f"retnet_hf/cpu/programs.py keeps programs by {name}, which is gone."

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from small_models import small_model
 
-from retnet_hf_conversion.fla import to_fla
-from retnet_hf_conversion.syncdoth import to_syncdoth
+from retnet_hf.conversion.fla import to_fla
+from retnet_hf.conversion.syncdoth import to_syncdoth
 
 
 def write_folder(folder: Path, state_dict: dict, config: dict, layout: str = "safetensors") -> Path:

@@ -32,13 +32,13 @@ from small_rmt import small_rmt
 from small_vir import small_vir
 
 from retnet_hf import RetNetState
-from retnet_hf_cli.errors import InputError
-from retnet_hf_cli.main import main as command
-from retnet_hf_cli.text.conversation import Conversation
-from retnet_hf_cli.text.generation import sampling
-from retnet_hf_conversion.rmt import to_rmt
-from retnet_hf_conversion.torchscale import to_torchscale
-from retnet_hf_conversion.vir_official import to_vir_official
+from retnet_hf.cli.errors import InputError
+from retnet_hf.cli.main import main as command
+from retnet_hf.cli.text.conversation import Conversation
+from retnet_hf.cli.text.generation import sampling
+from retnet_hf.conversion.rmt import to_rmt
+from retnet_hf.conversion.torchscale import to_torchscale
+from retnet_hf.conversion.vir_official import to_vir_official
 
 
 MARKER = "executed"

@@ -7,7 +7,7 @@ import torch
 from command_answers import TEXT
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from retnet_hf_cli.text.corpus import train_tokenizer
+from retnet_hf.cli.text.corpus import train_tokenizer
 
 
 SIZES = {

@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Programs of `retnet_hf_cpu` that run as modules, without a compiler, which takes ten seconds for each."""
+"""Programs of `retnet_hf.cpu` that run as modules, without a compiler, which takes ten seconds for each."""
 
 from pathlib import Path
 from unittest.mock import patch
@@ -10,11 +10,11 @@ from small_models import close, random_ids
 from torch import Tensor
 
 from retnet_hf import RetNetState
+from retnet_hf.cpu import programs as cpu_programs
+from retnet_hf.cpu.programs import ProductStep
+from retnet_hf.cpu.prompts import AfterOperator, BeforeOperator
 from retnet_hf.ops import gradients
 from retnet_hf.state.retention_state import RetNetStateLayer
-from retnet_hf_cpu import programs as cpu_programs
-from retnet_hf_cpu.programs import ProductStep
-from retnet_hf_cpu.prompts import AfterOperator, BeforeOperator
 
 
 class Runs(list):

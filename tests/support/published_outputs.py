@@ -4,7 +4,7 @@
 from golden import SMALL, Golden, golden
 
 from retnet_hf import RetNetHybridForCausalLM
-from retnet_hf_conversion.formats import FORMATS
+from retnet_hf.conversion.formats import FORMATS
 
 
 def read(case: str) -> tuple[RetNetHybridForCausalLM, Golden]:

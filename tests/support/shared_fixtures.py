@@ -14,7 +14,7 @@ import torch
 import transformers
 from small_models import COVERING, small_model, word_tokenizer
 
-from retnet_hf_cli.main import main
+from retnet_hf.cli.main import main
 
 
 # The tensors of small models are no work for two threads, which mostly wait for each other where the processor is shared.

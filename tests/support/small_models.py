@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import retnet_hf
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig
+from retnet_hf.conversion.foreign_config import decays_with_factors
 from retnet_hf.retnet.configuration_retnet import OF_HYBRIDS
-from retnet_hf_conversion.foreign_config import decays_with_factors
 
 
 VOCAB_SIZE = 96

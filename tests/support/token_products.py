@@ -4,7 +4,7 @@
 import torch
 from torch import nn
 
-from retnet_hf_cpu.products import product_of
+from retnet_hf.cpu.products import product_of
 
 
 def linear_layers(dtype: torch.dtype = torch.bfloat16, bias: bool = False, inputs: int = 128) -> list[nn.Linear]:

@@ -23,9 +23,9 @@ from transformers import (
 )
 
 from retnet_hf import MetaFormerBackbone, MetaFormerConfig, MetaFormerForImageClassification, MetaFormerModel
+from retnet_hf.conversion.poolformer import from_poolformer
 from retnet_hf.vision.modeling_metaformer import MetaFormerAttention, MetaFormerManhattanRetention, MetaFormerRetention
 from retnet_hf.vision.vision_blocks import ResidualBranch
-from retnet_hf_conversion.poolformer import from_poolformer
 
 
 def small_poolformer(model_class: type = PoolFormerForImageClassification, **overrides):

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageClassification
 
 from retnet_hf import RMTBackbone, RMTConfig, RMTForImageClassification, RMTModel
+from retnet_hf.conversion.rmt import from_rmt, to_rmt
 from retnet_hf.vision.modeling_rmt import RMTAttention, RMTPositions
-from retnet_hf_conversion.rmt import from_rmt, to_rmt
 
 
 CLASSIFIERS = at_hand(["rmt/t3_like", "rmt/m2_like_layerscale", "rmt_token_label/token_label_s_like"])

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-import retnet_hf_cpu
+import retnet_hf.cpu
 from benchmarks import (
     command_line,
     decoding,
@@ -125,7 +125,7 @@ def test_programs_race_with_weights_of_few_bits(name, bits, monkeypatch):
         compiled.append(model)
         return model
 
-    monkeypatch.setattr(retnet_hf_cpu, "compile", compile)
+    monkeypatch.setattr(retnet_hf.cpu, "compile", compile)
     peer = Conditions(size="toy", dtype="float32" if bits == 32 else "bfloat16").peer(name)
     assert compiled == [peer.module]
     weight = peer.module.model.layers[0].mlp.up_proj.weight

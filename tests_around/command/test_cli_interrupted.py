@@ -15,7 +15,7 @@ from command_answers import TEXT, refused, tree
 from foreign_folders import foreign, write_folder
 from linearized_source import make_source
 
-from retnet_hf_conversion.replaced_folder import locked
+from retnet_hf.conversion.replaced_folder import locked
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -39,7 +39,7 @@ def workplace(tmp_path, monkeypatch) -> Path:
 @contextmanager
 def started(arguments: str) -> Iterator[subprocess.Popen]:
     """The command in a process of its own, which has ended after the block."""
-    command = [sys.executable, "-u", "-m", "retnet_hf_cli", *arguments.split()]
+    command = [sys.executable, "-u", "-m", "retnet_hf.cli", *arguments.split()]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -92,7 +92,7 @@ def test_a_conversion_is_not_lost(retnet_hf, workplace):
     """A killed process, of which even the file of the lock is left, keeps nobody from the folder."""
     assert retnet_hf("convert", "foreign", "made").code == 0
     before, there = tree(Path("made")), {path.name for path in workplace.iterdir()}
-    program = "from retnet_hf_conversion.replaced_folder import *; lock = locked(Path('made')); lock.__enter__(); "
+    program = "from retnet_hf.conversion.replaced_folder import *; lock = locked(Path('made')); lock.__enter__(); "
     program += "Path('.made.converting').mkdir(); print('locked', flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
@@ -110,10 +110,10 @@ def test_a_conversion_is_not_lost(retnet_hf, workplace):
 def test_ctrl_c_before_training_leaves_nothing(workplace):
     there = {path.name for path in workplace.iterdir()}
     program = (
-        "import builtins, sys, time; from retnet_hf_cli.commands import train; "  # stands still where it reads the text
+        "import builtins, sys, time; from retnet_hf.cli.commands import train; "  # stands still where it reads the text
     )
     program += "train.require_data = lambda name: print('reading', flush=True) or time.sleep(60); "
-    program += "from retnet_hf_cli.__main__ import run; run()"
+    program += "from retnet_hf.cli.__main__ import run; run()"
     command = [sys.executable, "-c", program, *TRAIN.split(), "--output", "new"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"reading\n"

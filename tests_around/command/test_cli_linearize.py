@@ -17,20 +17,20 @@ from command_answers import TEXT, assert_same_weights, at_step, press_ctrl_c, pr
 from linearized_source import SIZES, make_source
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, pipeline
 
-import retnet_hf_cli.linearizing.finish as finish_module
-import retnet_hf_cli.linearizing.pipeline as pipeline_module
+import retnet_hf.cli.linearizing.finish as finish_module
+import retnet_hf.cli.linearizing.pipeline as pipeline_module
 from retnet_hf import RetNetForCausalLM
-from retnet_hf_cli.errors import InputError
-from retnet_hf_cli.linearizing.budget import Speed, planned
-from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe
-from retnet_hf_cli.linearizing.stages import StageRun
-from retnet_hf_cli.linearizing.teacher import source_digest
-from retnet_hf_cli.main import main
-from retnet_hf_cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
-from retnet_hf_cli.training.schedule import Supervisor
-from retnet_hf_linearization import costliest_layers, layer_costs, measure_heads
-from retnet_hf_linearization.measures import losses_of, score
-from retnet_hf_linearization.what_was_kept import Extent, measured_part
+from retnet_hf.cli.errors import InputError
+from retnet_hf.cli.linearizing.budget import Speed, planned
+from retnet_hf.cli.linearizing.recipe import KeptLayers, Recipe
+from retnet_hf.cli.linearizing.stages import StageRun
+from retnet_hf.cli.linearizing.teacher import source_digest
+from retnet_hf.cli.main import main
+from retnet_hf.cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
+from retnet_hf.cli.training.schedule import Supervisor
+from retnet_hf.linearization import costliest_layers, layer_costs, measure_heads
+from retnet_hf.linearization.measures import losses_of, score
+from retnet_hf.linearization.what_was_kept import Extent, measured_part
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -43,7 +43,7 @@ LINEARIZE += ["--align-steps", 6, "--distill-steps", 6, "--eval-every", 3]
 def little_is_measured():
     """The clock is read for a moment: what it says is in no test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf_linearization.what_was_kept.DECODED", 1)
+        patch.setattr("retnet_hf.linearization.what_was_kept.DECODED", 1)
         yield
 
 
@@ -196,11 +196,11 @@ def test_a_crash_between_the_last_checkpoint_and_the_end_of_a_stage(retnet_hf, w
     assert retnet_hf(*command).code == 0
     os.rename("model", "whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf_cli.linearizing.stages.StageRun.finish", crash)
+        patch.setattr("retnet_hf.cli.linearizing.stages.StageRun.finish", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             retnet_hf(*command)
     assert [path.name for path in Path("model.partial/distill.partial").glob("checkpoint-*")] == ["checkpoint-6"]
-    monkeypatch.setattr("retnet_hf_cli.linearizing.pipeline.mean_divergence", None)  # its rate is not measured again
+    monkeypatch.setattr("retnet_hf.cli.linearizing.pipeline.mean_divergence", None)  # its rate is not measured again
     answer = retnet_hf(*command, "--resume")
     assert answer.code == 0, answer.err
     assert_same_weights(Path("model"), Path("whole"))
@@ -210,7 +210,7 @@ def test_a_crash_between_the_last_checkpoint_and_the_end_of_a_stage(retnet_hf, w
 def test_a_crash_before_a_folder_is_in_its_place_is_made_good_by_resuming(retnet_hf, workplace, linearized, place, left):
     """The folder of the model, when all stages are done, or of a finished stage."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"retnet_hf_cli.{place}.replace", crash)
+        patch.setattr(f"retnet_hf.cli.{place}.replace", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             retnet_hf(*LINEARIZE)
     assert not Path("model").exists()
@@ -227,7 +227,7 @@ def test_a_disk_that_is_full_at_the_end_is_one_line_and_loses_nothing(retnet_hf,
 
     command = [*LINEARIZE, "--distill-steps", 0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf_cli.linearizing.finish.replace", fill_up)
+        patch.setattr("retnet_hf.cli.linearizing.finish.replace", fill_up)
         answer = retnet_hf(*command)
     assert (answer.code, answer.err.count("\n")) == (1, 1)
     assert "no space is left on the disk" in answer.err
@@ -419,7 +419,7 @@ def test_an_interrupted_run_of_some_minutes_keeps_its_plan(retnet_hf, workplace,
         assert retnet_hf(*options, "--minutes", 0.2).code != 0
     begun = json.loads(next(Path("model.partial").glob("*.json")).read_text(encoding="utf-8"))["recipe"]
     refused(retnet_hf(*options, "--resume"), "this run was planned with --minutes: give that option again")
-    monkeypatch.setattr("retnet_hf_cli.linearizing.budget.measured_speed", None)  # nothing is measured again
+    monkeypatch.setattr("retnet_hf.cli.linearizing.budget.measured_speed", None)  # nothing is measured again
     answer = retnet_hf(*options, "--minutes", 0.2, "--resume")
     assert answer.code == 0, answer.err
     report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
@@ -697,7 +697,7 @@ def test_stored_answers_are_asked_for_once(retnet_hf, workplace):
     parts = {path: path.stat().st_mtime_ns for path in Path("model.partial").glob("teacher-*/*.safetensors")}
     assert parts
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf_linearization.distillation.save_file", None)  # nothing is asked again
+        patch.setattr("retnet_hf.linearization.distillation.save_file", None)  # nothing is asked again
         assert retnet_hf(*options, "--resume").code == 0
     assert_same_weights(Path("model"), Path("whole"))
 

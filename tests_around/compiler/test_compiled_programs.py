@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Programs of `retnet_hf_cpu`, compiled by PyTorch, compute what layers do, and are kept."""
+"""Programs of `retnet_hf.cpu`, compiled by PyTorch, compute what layers do, and are kept."""
 
 import pytest
 import torch
@@ -7,14 +7,14 @@ from plain_programs import PROMPT, decoded, read, same
 from small_models import close, greedy, random_ids, small_model
 from torch import nn
 
-import retnet_hf_cpu
+import retnet_hf.cpu
+from retnet_hf.cpu import number_of_programs
+from retnet_hf.cpu import programs as cpu_programs
+from retnet_hf.cpu.prompts import AfterOperator, BeforeOperator
 from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer
-from retnet_hf_cpu import number_of_programs
-from retnet_hf_cpu import programs as cpu_programs
-from retnet_hf_cpu.prompts import AfterOperator, BeforeOperator
 
 
-compiled = retnet_hf_cpu.compile
+compiled = retnet_hf.cpu.compile
 
 
 def test_compiled_programs_compute_what_the_layers_do_and_are_kept(tmp_path, monkeypatch):

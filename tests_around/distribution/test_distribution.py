@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""What a release uploads: the sdist builds the wheel, and the wheel has every package and works without the checkout."""
+"""What a release uploads: the sdist builds the wheel, and the wheel has one name and works without the checkout."""
 
 import os
 import shutil
@@ -14,15 +14,6 @@ from retnet_hf.version import __version__
 
 
 pytest.importorskip("build", reason="build is not installed: pip install -e '.[around]'")
-PACKAGES = {
-    "retnet_hf": "retnet_hf",
-    "retnet_hf_cli": "retnet_hf_cli",
-    "retnet_hf_conversion": "conversion",
-    "retnet_hf_cpu": "retnet_hf_cpu",
-    "retnet_hf_export": "retnet_hf_export",
-    "retnet_hf_linearization": "linearization",
-    "retnet_hf_vllm": "retnet_hf_vllm",
-}
 
 
 def run(*command: str, **options) -> str:
@@ -35,7 +26,7 @@ def run(*command: str, **options) -> str:
 def uploads(tmp_path_factory) -> list[Path]:
     """The sdist and the wheel that is built from it, of the files that git tracks."""
     folder = tmp_path_factory.mktemp("checkout")
-    kinds = ("*.py", "*.toml", "*.md", "*.typed", "*.html", "*.js", "LICENSE")
+    kinds = ("*.py", "*.toml", "*.md", "*.typed", "*.html", "*.js", "*.txt", "LICENSE")
     for name in run("git", "ls-files", *kinds, cwd=ROOT).splitlines():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
@@ -53,19 +44,19 @@ def test_their_metadata_is_what_a_package_index_accepts(uploads):
 
 def test_the_wheel_has_every_module_and_runs_without_the_checkout(uploads, tmp_path):
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path / "installed"), str(uploads[0]))
-    for package, source in PACKAGES.items():
-        modules = {path.relative_to(ROOT / source) for path in (ROOT / source).rglob("*.py")}
-        installed = tmp_path / "installed" / package
-        assert {path.relative_to(installed) for path in installed.rglob("*.py")} == modules, package
-    script = f"""
-import retnet_hf, {", ".join(PACKAGES)}
+    installed = tmp_path / "installed"
+    assert {path.name for path in installed.iterdir()} == {"bin", "retnet_hf", f"retnet_hf-{__version__}.dist-info"}
+    kinds = ("*.py", "*.html", "*.js", "*.txt", "py.typed")
+    files = {path.relative_to(ROOT) for kind in kinds for path in (ROOT / "retnet_hf").rglob(kind)}
+    assert {path.relative_to(installed) for kind in kinds for path in (installed / "retnet_hf").rglob(kind)} == files
+    script = """
+import retnet_hf, retnet_hf.cli, retnet_hf.conversion, retnet_hf.cpu, retnet_hf.export, retnet_hf.linearization
 from transformers import AutoModelForCausalLM
 config = retnet_hf.RetNetConfig.from_preset("tiny", vocab_size=50)
 print(retnet_hf.__file__, retnet_hf.__version__, type(AutoModelForCausalLM.from_config(config)).__name__)
 """
-    script = script.replace(", retnet_hf_vllm", "")  # which imports vLLM
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     answer = run(sys.executable, "-c", script, cwd=tmp_path, env=environment)
     assert answer.split() == [str(tmp_path / "installed" / "retnet_hf" / "__init__.py"), __version__, "RetNetForCausalLM"]
-    help_text = run(sys.executable, "-m", "retnet_hf_cli", "--version", cwd=tmp_path, env=environment)
+    help_text = run(sys.executable, "-m", "retnet_hf.cli", "--version", cwd=tmp_path, env=environment)
     assert __version__ in help_text

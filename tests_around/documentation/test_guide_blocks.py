@@ -29,12 +29,12 @@ from retnet_hf import (
     ViRForImageClassification,
     ViRImageProcessor,
 )
-from retnet_hf_cli.app import app
-from retnet_hf_cli.text.corpus import SAMPLE_TEXT, train_tokenizer
-from retnet_hf_conversion import ring
-from retnet_hf_conversion.fla import to_fla
-from retnet_hf_conversion.hypenet import to_hypenet
-from retnet_hf_conversion.torchscale import to_torchscale
+from retnet_hf.cli.app import app
+from retnet_hf.cli.text.corpus import SAMPLE_TEXT, train_tokenizer
+from retnet_hf.conversion import ring
+from retnet_hf.conversion.fla import to_fla
+from retnet_hf.conversion.hypenet import to_hypenet
+from retnet_hf.conversion.torchscale import to_torchscale
 
 
 DOCS = ROOT / "docs"
@@ -55,7 +55,7 @@ NOT_RUN = {  # the beginning of a line, as a pattern: why it is not run
     r"mlx_lm\.server ": "is a server that runs until Ctrl-C; test_export_mlx.py runs it",
     r"transformers (serve|chat) ": "is a server, and a client of it; test_works_with_transformers_serve.py runs them",
     r"torchrun \S+ \d train_\w+\.py": "test_context_parallel.py runs these lines",
-    r"torchrun .* -m retnet_hf_cli ": "is several processes; test_cli_ranks.py runs them",
+    r"torchrun .* -m retnet_hf.cli ": "is several processes; test_cli_ranks.py runs them",
     r"\S*retnet-hf serve ": "is a server that runs until Ctrl-C; test_cli_serve.py runs it",
     r"\S*retnet-hf demo": "trains for two minutes; test_cli.py runs it with fewer",
     r"\S*retnet-hf train book": "trains a tokenizer and 10 M parameters for a minute; test_cli.py trains fewer",

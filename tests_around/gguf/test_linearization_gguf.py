@@ -13,9 +13,9 @@ import torch
 from small_models import close, random_ids
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from retnet_hf_cli.text.corpus import document_end, train_tokenizer
-from retnet_hf_linearization import SourceError, transfer
-from retnet_hf_linearization.gguf import end_of_turn, gguf_file, unpacked
+from retnet_hf.cli.text.corpus import document_end, train_tokenizer
+from retnet_hf.linearization import SourceError, transfer
+from retnet_hf.linearization.gguf import end_of_turn, gguf_file, unpacked
 
 
 TEMPLATE = (
@@ -113,7 +113,7 @@ def source():
 
 @pytest.fixture
 def file(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("retnet_hf_linearization.gguf.constants.HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("retnet_hf.linearization.gguf.constants.HF_HOME", str(tmp_path / "home"))
     write_gguf(source, tmp_path / "tiny.gguf")
     return tmp_path / "tiny.gguf"
 
@@ -140,7 +140,7 @@ def test_a_file_becomes_a_folder_that_computes_what_it_holds(source, file):
 
 def test_a_file_is_read_once(file, monkeypatch):
     folder = unpacked(file)
-    monkeypatch.setattr("retnet_hf_linearization.gguf._unpack", None)
+    monkeypatch.setattr("retnet_hf.linearization.gguf._unpack", None)
     assert unpacked(file) == folder
     assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
 
@@ -171,7 +171,7 @@ def test_what_is_no_such_file_is_said_and_leaves_nothing(file, tmp_path):
 
 
 def test_a_file_without_some_weights_is_refused(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("retnet_hf_linearization.gguf.constants.HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("retnet_hf.linearization.gguf.constants.HF_HOME", str(tmp_path / "home"))
     write_gguf(source, tmp_path / "hole.gguf", without="model.layers.1.mlp.up_proj.weight")
     with pytest.raises(SourceError, match="hole.gguf is incomplete: 1 weights of its model are missing, as model.lay"):
         unpacked(tmp_path / "hole.gguf")

@@ -16,7 +16,7 @@ import pytest
 import torch
 from small_models import FAMILIES, greedy, random_ids, small_model, word_tokenizer
 
-from retnet_hf_export import ExportError, export_mlx
+from retnet_hf.export import ExportError, export_mlx
 
 
 mlx = pytest.importorskip("mlx.core", reason="MLX has no package for this platform")

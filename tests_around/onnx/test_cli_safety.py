@@ -16,7 +16,7 @@ from torchrun import free_port
 from transformers import PreTrainedModel
 
 from retnet_hf import RetNetConfig
-from retnet_hf_cli.commands import serve
+from retnet_hf.cli.commands import serve
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -100,7 +100,7 @@ def test_no_command_runs_code_of_a_folder_whatever_stdin_answers(retnet_hf, work
     commands = []
     monkeypatch.setattr(serve, "ENGINES", {"transformers": ()})
     monkeypatch.setattr(serve, "become", commands.append)
-    monkeypatch.setattr("retnet_hf_export.export_onnx", lambda *arguments: [])  # what takes long begins when all is loaded
+    monkeypatch.setattr("retnet_hf.export.export_onnx", lambda *arguments: [])  # what takes long begins when all is loaded
     folder = "llama" if command == "linearize" else "vir" if place is in_processor and command == "export" else "model"
     place(folder)
     answer = retnet_hf(*COMMANDS[command](folder), stdin=b"y\ny\ny\n")

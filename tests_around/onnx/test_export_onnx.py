@@ -17,15 +17,15 @@ from small_vision_models import VISION_FAMILIES
 from transformers import AutoConfig
 
 from retnet_hf import RetNetForMaskedLM
-from retnet_hf_conversion.errors import CheckpointError
-from retnet_hf_export import ExportError, export_onnx, onnx_folder
-from retnet_hf_export.causal_graph import CausalGraph, in_float32
-from retnet_hf_export.check import Runner, check
-from retnet_hf_export.digit_rotation import DigitRotation
-from retnet_hf_export.image_graph import check_classifier, size_options, size_steps, write_classifier
-from retnet_hf_export.onnx_file import write_causal
-from retnet_hf_export.onnx_folder import genai_config
-from retnet_hf_export.quantization import with_plain_weights
+from retnet_hf.conversion.errors import CheckpointError
+from retnet_hf.export import ExportError, export_onnx, onnx_folder
+from retnet_hf.export.causal_graph import CausalGraph, in_float32
+from retnet_hf.export.check import Runner, check
+from retnet_hf.export.digit_rotation import DigitRotation
+from retnet_hf.export.image_graph import check_classifier, size_options, size_steps, write_classifier
+from retnet_hf.export.onnx_file import write_causal
+from retnet_hf.export.onnx_folder import genai_config
+from retnet_hf.export.quantization import with_plain_weights
 
 
 @pytest.fixture(autouse=True)
@@ -276,7 +276,7 @@ def test_without_an_end_of_text_there_is_no_configuration_for_genai():
 
 def test_onnx_runtime_reports_to_nobody(tmp_path):
     """Its official packages begin to when they are loaded, and leave a file with a mark of the session."""
-    code = "from retnet_hf_export import export_onnx; import os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    code = "from retnet_hf.export import export_onnx; import os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
     told = subprocess.run(
         [sys.executable, "-c", code], env=environment | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=True

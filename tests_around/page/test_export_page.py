@@ -22,11 +22,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from retnet_hf import RetNetState
+from retnet_hf.cli.text.corpus import SAMPLE_TEXT, train_tokenizer
+from retnet_hf.conversion.errors import CheckpointError
+from retnet_hf.export import ExportedFile, ExportError, export_web, npm_packages
+from retnet_hf.export.web_folder import page_info
 from retnet_hf.state.state_file import write_state_file
-from retnet_hf_cli.text.corpus import SAMPLE_TEXT, train_tokenizer
-from retnet_hf_conversion.errors import CheckpointError
-from retnet_hf_export import ExportedFile, ExportError, export_web, npm_packages
-from retnet_hf_export.web_folder import page_info
 
 
 BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))

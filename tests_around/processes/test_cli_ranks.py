@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from torchrun import started, torchrun_launcher
 from transformers import TrainerControl, TrainerState
 
-from retnet_hf_cli import ranks
-from retnet_hf_cli.errors import InputError
-from retnet_hf_cli.main import main
-from retnet_hf_cli.training.schedule import Course, Supervisor
+from retnet_hf.cli import ranks
+from retnet_hf.cli.errors import InputError
+from retnet_hf.cli.main import main
+from retnet_hf.cli.training.schedule import Course, Supervisor
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -44,7 +44,7 @@ def workplace(tmp_path, monkeypatch):
 def start(arguments: str) -> AbstractContextManager[subprocess.Popen]:
     """The command in two processes, as a terminal would start it: what they say on one pipe."""
     return started(
-        [sys.executable, *torchrun_launcher(2), "-m", "retnet_hf_cli", *arguments.split()],
+        [sys.executable, *torchrun_launcher(2), "-m", "retnet_hf.cli", *arguments.split()],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -104,7 +104,7 @@ def test_two_processes_train_what_one_does_and_stop_on_one_ctrl_c(workplace):
 
 def test_two_processes_linearize_as_one_does(workplace, monkeypatch):
     """Stage 1 changes nothing here: its loss is relative to what a process reads, which is not the same for one and two."""
-    monkeypatch.setattr("retnet_hf_linearization.what_was_kept.DECODED", 1)
+    monkeypatch.setattr("retnet_hf.linearization.what_was_kept.DECODED", 1)
     run_alone(f"{LINEARIZE} -o one")
     said = run(f"{LINEARIZE} -o two")
     assert said.count("stage 1 of 2, align") == said.count("stage 2 of 2, distill") == said.count("linearized in") == 1
@@ -162,7 +162,7 @@ def test_variables_of_something_else_make_no_processes(monkeypatch, variables, e
 def test_a_process_that_fails_alone_says_so(monkeypatch, capsys):
     for name, value in {"RANK": 1, "RANKS": 2, "FIRST": False}.items():
         monkeypatch.setattr(ranks, name, value)
-    monkeypatch.setattr("retnet_hf_cli.main.FIRST_SPEAKS", 0.0)
+    monkeypatch.setattr("retnet_hf.cli.main.FIRST_SPEAKS", 0.0)
     assert main(["train", "no-such-text.txt"]) == 2
     assert capsys.readouterr().err == "retnet-hf, process 1: no such file or folder: no-such-text.txt\n"
 

@@ -7,7 +7,7 @@ from small_models import random_ids
 from torchrun import run_ranks
 from transformer_sources import source_of
 
-from retnet_hf_linearization import (
+from retnet_hf.linearization import (
     align,
     measure_heads,
     prepare_for_alignment,
@@ -20,7 +20,7 @@ import sys, torch
 torch.set_num_threads(1)
 from transformers import AutoModelForCausalLM, TrainingArguments
 import retnet_hf
-from retnet_hf_linearization import AlignmentTrainer, prepare_for_alignment
+from retnet_hf.linearization import AlignmentTrainer, prepare_for_alignment
 
 folder = sys.argv[1]
 teacher, student = (AutoModelForCausalLM.from_pretrained(folder + name) for name in ("/teacher", "/student"))

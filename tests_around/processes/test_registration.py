@@ -79,14 +79,14 @@ print(json.dumps([type(AutoConfig.for_model("retnet")).__name__]))
 
 def test_language_models_need_no_other_package_of_the_house(tmp_path):
     """As on a machine with a bare checkout: `python -m benchmarks.gpu`."""
-    script = PACKAGE_ABSENT.replace('== "retnet_hf"', '== "retnet_hf_conversion"')
+    script = PACKAGE_ABSENT.replace('== "retnet_hf"', '== "retnet_hf.conversion"')
     script += "import json, retnet_hf; print(json.dumps([retnet_hf.RetNetConfig.model_type]))"
     assert run(script, tmp_path)[0] == ["retnet"]
 
 
 @pytest.mark.parametrize("module", ["fla", "minimax", "dialect"])
 def test_a_module_of_conversion_may_be_imported_first(module, tmp_path):
-    run(f"import json, retnet_hf_conversion.{module}; print(json.dumps([]))", tmp_path)
+    run(f"import json, retnet_hf.conversion.{module}; print(json.dumps([]))", tmp_path)
 
 
 TORCHVISION = """

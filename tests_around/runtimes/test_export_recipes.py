@@ -29,7 +29,7 @@ def recipe(package):
 def test_openvino_writes_what_the_model_does(tmp_path, monkeypatch):
     """With rotations, whose tables of int64 OpenVINO would cut."""
     run, model, found = recipe("openvino"), small_model("fla"), {}
-    from retnet_hf_export import export_onnx
+    from retnet_hf.export import export_onnx
 
     export_onnx(model, tmp_path / "my-onnx")
     monkeypatch.chdir(tmp_path)

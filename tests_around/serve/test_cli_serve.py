@@ -21,9 +21,9 @@ from small_models import VOCAB_SIZE, greedy, small_config, small_model, word_tok
 from torchrun import free_port
 
 from retnet_hf import RetNetForMaskedLM, RetNetState
-from retnet_hf_cli.commands import serve
-from retnet_hf_cli.errors import InputError, how_to_install
-from retnet_hf_cli.serving.served_model import dtype_of, state_bytes, vllm_arguments
+from retnet_hf.cli.commands import serve
+from retnet_hf.cli.errors import InputError, how_to_install
+from retnet_hf.cli.serving.served_model import dtype_of, state_bytes, vllm_arguments
 
 
 END = VOCAB_SIZE - 1
@@ -59,7 +59,7 @@ def expected(prompt: str, tokens: int) -> str:
 @contextmanager
 def serving(folder, port: int, *options: str):
     """A server that answers, as a process, and the two lines with which it began."""
-    command = [sys.executable, "-m", "retnet_hf_cli", "serve", folder.name, "--engine", "transformers"]
+    command = [sys.executable, "-m", "retnet_hf.cli", "serve", folder.name, "--engine", "transformers"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(
         [*command, "--port", str(port), *options], cwd=folder.parent, env=environment, stderr=subprocess.PIPE, text=True
@@ -155,7 +155,7 @@ def test_weights_that_cannot_be_read_are_said_in_one_line(folder, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
     (broken / "model.safetensors").write_bytes(b"not weights")
-    command = [sys.executable, "-m", "retnet_hf_cli", "serve", str(broken), "--engine", "transformers"]
+    command = [sys.executable, "-m", "retnet_hf.cli", "serve", str(broken), "--engine", "transformers"]
     done = subprocess.run([*command, "--port", str(free_port())], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"retnet-hf: {broken} cannot be served: ")

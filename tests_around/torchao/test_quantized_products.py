@@ -14,7 +14,7 @@ from torchao.quantization import (
     quantize_,
 )
 
-from retnet_hf_cpu.products import product_of
+from retnet_hf.cpu.products import product_of
 
 
 INT4 = {group: IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(group)) for group in (16, 32, 64)}

@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""`retnet_hf_cpu.compile` of models whose layers torchao has quantised."""
+"""`retnet_hf.cpu.compile` of models whose layers torchao has quantised."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from small_models import random_ids, small_model
 from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
-from retnet_hf_cpu import compile as compiled
-from retnet_hf_cpu import number_of_programs, original
+from retnet_hf.cpu import compile as compiled
+from retnet_hf.cpu import number_of_programs, original
 
 
 pytest_plugins = ("plain_programs",)  # the fixture `made`

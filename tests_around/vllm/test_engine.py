@@ -11,12 +11,12 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, Llam
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from retnet_hf import RetNetForCausalLM
-from retnet_hf_conversion import minimax, ring
-from retnet_hf_conversion.foreign_config import decays_with_factors
-from retnet_hf_conversion.hypenet import to_hypenet
-from retnet_hf_conversion.transnormer import from_transnormer
-from retnet_hf_linearization.transfer import transfer
-from retnet_hf_vllm import register
+from retnet_hf.conversion import minimax, ring
+from retnet_hf.conversion.foreign_config import decays_with_factors
+from retnet_hf.conversion.hypenet import to_hypenet
+from retnet_hf.conversion.transnormer import from_transnormer
+from retnet_hf.linearization.transfer import transfer
+from retnet_hf.vllm import register
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -34,7 +34,7 @@ def server(tmp_path):
     model.save_pretrained(tmp_path / "served")
     word_tokenizer().save_pretrained(tmp_path / "served")
     port = free_port()
-    command = [sys.executable, "-m", "retnet_hf_cli", "serve", "served", "--port", str(port), "--length", "256"]
+    command = [sys.executable, "-m", "retnet_hf.cli", "serve", "served", "--port", str(port), "--length", "256"]
     command += ["--requests", "4", "--", "--tensor-parallel-size", "2"]
     command += ["--kv-cache-memory-bytes", str(16 << 20), "--max-num-batched-tokens", "64"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}

@@ -1,0 +1,163 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
+"""`retnet-hf chat`: a conversation with a saved model."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Console
+
+from retnet_hf.conversion.errors import first_line, printable
+
+from ..errors import InputError
+from ..interrupts import handling
+from ..named_inputs import model_source
+from ..options import Model, RepetitionPenalty, Temperature, TopK, TopP, WriterThreads, run_option, sampling_option
+from ..slow_imports import loading
+
+
+if TYPE_CHECKING:
+    from ..text.conversation import Conversation
+
+COMMANDS = {
+    "/save FILE": "save the state, and the text in FILE.json",
+    "/load FILE": "continue from a saved state",
+    "/rewind": "take the last turn back; the last 8 can be taken back",
+    "/branch [N]": "start a second conversation from here; with a number, go to that one",
+    "/help": "show this",
+    "/exit": "end, like Ctrl-D; Ctrl-C ends an answer",
+}
+
+
+def chat(
+    model: Model,
+    system: Annotated[str | None, run_option(help="System message before the conversation.")] = None,
+    max_new_tokens: Annotated[int, sampling_option("--max-new-tokens", "-n", min=1, help="Most tokens in an answer.")] = 500,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.95,
+    top_k: TopK = 0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Annotated[int | None, sampling_option(min=0, help="The same seed gives the same answers.")] = None,
+    threads: WriterThreads = None,
+) -> None:
+    """Talk to a model. Its state remembers the conversation, and can be saved, taken back and branched.
+
+    A model without a chat template continues what you write.
+
+    [bold]Examples[/bold]
+
+    retnet-hf chat my-model
+
+    retnet-hf chat my-model --system "You answer in verse." --temperature 0
+
+    The last 8 turns can be taken back.
+
+    In the conversation: /save FILE, /load FILE, /rewind, /branch, /help, /exit.
+    """
+    name = model_source(model)
+    console = Console(stderr=True, highlight=False)
+    with loading(console, threads):
+        import torch
+
+        from ..text.conversation import Conversation
+        from ..text.generation import load_model, sampling, use_few_threads
+
+    with console.status("loading the model"):
+        network, tokenizer = load_model(name)
+    if threads is None:
+        use_few_threads(network)
+    if seed is not None:
+        torch.manual_seed(seed)
+    arguments = sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
+    conversation = Conversation(network, tokenizer, arguments, system)
+    if system is not None and not conversation.uses_template:
+        raise InputError(
+            "--system needs a model with a chat template, and this one has none: leave it out, or save the template as "
+            f"chat_template.jinja in {name}"
+        )
+    talk(conversation, console)
+
+
+def talk(conversation: "Conversation", console: Console) -> None:
+    """Reads lines from stdin until it ends: lines that begin with a slash are commands, other lines are messages."""
+    branches, current = [conversation], 0
+    console.print("/help shows the commands", style="dim")
+    for line in lines(console):
+        command, _, argument = line.strip().partition(" ")
+        try:
+            if command in ("/exit", "/quit"):
+                return
+            if command == "/branch":
+                current = chosen_branch(branches, current, argument.strip())
+                console.print(f"conversation {current + 1} of {len(branches)}", style="dim")
+            elif command.startswith("/"):
+                obey(branches[current], command, argument.strip(), console)
+            elif line.strip():
+                answer(branches[current], line.strip(), console)
+        except (InputError, RuntimeError, ValueError) as error:  # after errors of generation, the conversation continues
+            console.print(printable(first_line(error)), style="red", markup=False, soft_wrap=True)
+
+
+def lines(console: Console) -> Iterator[str]:
+    """Yields the lines of the user. Ctrl-C discards an unfinished line."""
+    asks = sys.stdin.isatty()
+    while True:
+        try:
+            with handling(signal.default_int_handler, signal.SIGINT):
+                yield input("> " if asks else "")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            console.print("\n/exit or Ctrl-D ends the conversation", style="dim")
+
+
+def answer(conversation: "Conversation", text: str, console: Console) -> None:
+    """Sends a line to the model and prints the answer on stdout while it is generated. Ctrl-C ends the answer."""
+    heard = []
+    with handling(lambda *_: heard.append(True), signal.SIGINT):
+        turn = conversation.say(text, lambda piece: print(piece, end="", flush=True), stop=lambda: bool(heard))
+    print(flush=True)
+    size = "" if turn.state_bytes is None else f"; the state takes {turn.state_bytes:,} bytes"
+    end = ", stopped" if turn.stopped else ""
+    console.print(f"{turn.new_tokens} tokens{end}, {turn.tokens_per_second:,.1f} tokens/s{size}", style="dim")
+
+
+def obey(conversation: "Conversation", command: str, argument: str, console: Console) -> None:
+    """Runs a command on one conversation. Raises InputError if that is not possible."""
+    if command == "/rewind":
+        if not conversation.rewind():
+            raise InputError(
+                "only the last 8 turns can be taken back" if conversation.forgets else "there is no turn to take back"
+            )
+        messages = conversation.memory.messages or []
+        last = next((message["content"] for message in reversed(messages) if message["role"] == "user"), None)
+        console.print(
+            "back at the beginning" if last is None else printable(f"back after: {last}"), style="dim", markup=False
+        )
+    elif command in ("/save", "/load"):
+        if not argument:
+            raise InputError(f"{command} needs the name of a file")
+        file = Path(argument).expanduser()
+        if command == "/save":
+            conversation.save(file)
+            console.print(f"saved: {file}, {file.stat().st_size:,} bytes", style="dim", markup=False)
+        else:
+            told = conversation.load(file)
+            console.print(f"loaded: {file}" + ("" if told else ", a state without its text"), style="dim", markup=False)
+    elif command == "/help":
+        for name, meaning in COMMANDS.items():
+            console.print(f"{name:12} {meaning}", style="dim", markup=False)
+    else:
+        raise InputError(f"there is no command {command}: /help shows all commands")
+
+
+def chosen_branch(branches: "list[Conversation]", current: int, number: str) -> int:
+    """Returns the index of a new conversation, or of the one with that number. Raises InputError for a wrong number."""
+    if not number:
+        branches.append(branches[current].branch())
+        return len(branches) - 1
+    if not number.isdigit() or not 1 <= int(number) <= len(branches):
+        raise InputError(f"/branch takes a number from 1 to {len(branches)}, or no number")
+    return int(number) - 1

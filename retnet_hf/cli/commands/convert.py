@@ -1,0 +1,67 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
+"""`retnet-hf convert`: turns a checkpoint of another implementation into a folder that transformers loads."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from retnet_hf.conversion.checkpoint_location import locate
+from retnet_hf.conversion.replaced_folder import claim, locked
+
+from ..errors import require_one_of
+from ..interrupts import leaving_order, litter
+from ..named_inputs import require_checkpoint
+from ..options import Overwrite, argument
+from ..slow_imports import loading
+
+
+def convert(
+    context: typer.Context,
+    source: Annotated[str, argument(metavar="INPUT", help="Folder or file of a checkpoint, or its name on the Hub.")],
+    output: Annotated[Path, argument(metavar="OUTPUT", help="Folder of the converted model.")],
+    format_name: Annotated[str | None, typer.Option("--from", metavar="FORMAT", help="Absent: detected from names.")] = None,
+    licence: Annotated[str | None, typer.Option("--license", help="Licence, if the source does not state it.")] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Turn a checkpoint of another implementation into a folder that transformers loads.
+
+    Formats: fla, torchscale, syncdoth; hypenet, minicpm_sala, transnormer, minimax, ring, ring_lite, ling; vir_official,
+    vir_pulfer, rmt, poolformer; yet_another_retnet is only recognised. Folders of fla, syncdoth, and the second seven need
+    no conversion: from_pretrained reads them directly.
+
+    [bold]Examples[/bold]
+
+    retnet-hf convert checkpoint_last.pt my-retnet --from torchscale
+
+    retnet-hf convert fla-hub/retnet-1.3B-100B retnet-1.3B
+    """
+    console = Console(highlight=False, markup=False)
+    require_checkpoint(source)
+    litter.append(context.with_resource(locked(output)))
+    claim(output, overwrite, [Path(source)])
+    with loading(console):
+        from rich.progress import track
+
+        from retnet_hf.conversion.checkpoint import Checkpoint
+        from retnet_hf.conversion.conversion_tables import moves_table
+        from retnet_hf.conversion.converted_card import how_to_load
+        from retnet_hf.conversion.converted_folder import write_folder
+        from retnet_hf.conversion.formats import FORMATS, plan_of
+
+    require_one_of("--from", format_name, FORMATS)
+    checkpoint = Checkpoint(path := locate(source))
+    plan = plan_of(checkpoint, format_name)
+    bar = Console(stderr=True)
+    progress = iter(track(plan.moves, "converting", console=bar, transient=True, disable=not bar.is_terminal))
+    next(progress)
+    repository = None if path == Path(source).expanduser() else source
+    with leaving_order():
+        model = write_folder(checkpoint, plan, output, licence, overwrite, lambda move: next(progress, None), repository)
+    console.print(moves_table(plan, checkpoint.shapes))
+    used = sum(len(move.sources) for move in plan.moves)
+    console.print(
+        f"{used:,} tensors of format {plan.format}, each used once, became {model.num_parameters():,} parameters in {output}"
+    )
+    console.print(f"load it: {how_to_load(model, str(output))}", soft_wrap=True)

@@ -1,0 +1,90 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
+"""`retnet-hf train`: trains a language model on text and saves it."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from .. import options, ranks
+from ..errors import InputError
+from ..named_inputs import require_data
+from ..options import argument, data_option, model_option, run_option, training_option
+from ..slow_imports import loading
+from ..training.run_folder import TrainingFolder
+from .generate import invite
+
+
+def train(
+    context: typer.Context,
+    texts: Annotated[
+        list[str],
+        argument(metavar="TEXT...", help="Text files; folders of .txt, .md, .jsonl; or the name of a data set on the Hub."),
+    ],
+    output: options.Output = Path("retnet-model"),
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    seed: Annotated[int, run_option(min=0, help="Seed of weights, order of the text, and samples.")] = 0,
+    threads: options.Threads = None,
+    preset: Annotated[str | None, model_option(help="Size: tiny, mini, small, base, 1.3B…", show_default="tiny")] = None,
+    config: options.Config = None,
+    tokenizer: Annotated[str | None, model_option(help="Folder or Hub name. Absent: one is trained on the text.")] = None,
+    vocab_size: Annotated[int, model_option(min=258, help="Largest vocabulary of a trained tokenizer.")] = 8192,
+    field: options.Field = "text",
+    split: options.Split = "train",
+    subset: options.Subset = None,
+    eval_fraction: options.EvalFraction = 0.05,
+    block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 256,
+    steps: options.Steps = None,
+    epochs: Annotated[float | None, training_option(min=0.001, help="Passes over the text.", show_default="3")] = None,
+    minutes: options.Minutes = None,
+    batch_size: options.BatchSize = 8,
+    lr: options.LearningRate = 1e-3,
+    weight_decay: options.WeightDecay = 0.1,
+    form: Annotated[Literal["auto", "parallel", "chunkwise"], training_option(help="Form of retention.")] = "auto",
+    eval_every: options.EvalEvery = None,
+) -> None:
+    """Train a RetNet on text, and save it in a folder that transformers loads.
+
+    [bold]Examples[/bold]
+
+    retnet-hf train book.txt --minutes 5
+
+    retnet-hf train notes/ letters.jsonl --field body --preset mini --output my-model
+
+    retnet-hf train Salesforce/wikitext --subset wikitext-2-raw-v1 --tokenizer gpt2 --preset small --epochs 1
+
+    retnet-hf train book.txt --resume      (after Ctrl-C, a crash or a power cut)
+
+    torchrun --nproc-per-node 2 -m retnet_hf.cli train book.txt      (processes share each step)
+
+    Ctrl-C saves a checkpoint and stops; a second one stops at once (under torchrun, after 30 seconds).
+    The folder contains model, tokenizer, loss curve and model card.
+    """
+    folder = TrainingFolder(output, "train")
+    context.with_resource(folder.claim(resume, overwrite, [*texts, config, tokenizer]))
+    if preset is not None and config is not None:
+        raise InputError("--preset and --config exclude each other")
+    for source in texts:
+        require_data(source)
+    console = Console(highlight=False, quiet=not ranks.FIRST)
+    ranks.share_of(batch_size)
+    with loading(console, threads):
+        from retnet_hf.retnet.configuration_retnet import RetNetConfig
+
+        from ..text.corpus import read_documents, text_files
+        from ..text.training import Recipe, prepare
+        from ..training.progress import complete
+        from ..training.run import read_config
+        from ..training.schedule import Course
+
+    ranks.join()
+    fields = None if config is None else read_config(config, RetNetConfig)
+    recipe = options.chosen(Recipe, context, preset=preset or (None if config else "tiny"), config=fields)
+    with console.status("reading the text, preparing tokenizer and model"):
+        documents = read_documents(texts, field, split, subset, folder.own)
+        run = prepare(texts, documents, folder, recipe, options.chosen(Course, context))
+    console.print(text_files(texts, folder.own)[1], markup=False, soft_wrap=True)
+    if complete(run, console):
+        invite(output, run.prompt, console)

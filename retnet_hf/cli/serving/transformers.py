@@ -1,0 +1,36 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
+"""The command `transformers` with support for RetNets: `python -m retnet_hf.cli.serving.transformers serve my-model`."""
+
+import logging
+import sys
+
+
+def run() -> None:
+    """Runs `transformers` with the arguments of this process. A fatal error is one line."""
+    logging.disable(logging.WARNING)  # hides messages of libraries during their import
+    import transformers
+    from transformers.cli.transformers import main
+
+    import retnet_hf
+    from retnet_hf.conversion.errors import first_line
+
+    from ..text.corpus import ending_no_text
+
+    # `transformers serve` looks for the class that config.json names in this module, not among the Auto classes.
+    for name in transformers.AutoConfig.from_pretrained(sys.argv[2], trust_remote_code=False).architectures or []:
+        if not hasattr(transformers, name):
+            setattr(transformers, name, getattr(retnet_hf, name, retnet_hf.RetNetHybridForCausalLM))
+    load = transformers.AutoTokenizer.from_pretrained
+    transformers.AutoTokenizer.from_pretrained = lambda *args, **kwargs: ending_no_text(load(*args, **kwargs))
+    transformers.logging.disable_progress_bar()
+    logging.disable(logging.NOTSET)
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:  # loading a model may raise anything
+        sys.exit(f"retnet-hf: {sys.argv[2]} cannot be served: {first_line(error)}")
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,177 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
+"""The folders of a training run.
+
+A run works in `OUTPUT.partial`. When this folder is complete, it replaces `OUTPUT`. If the run stops earlier, `OUTPUT` stays
+unchanged, and the partial folder contains the checkpoint to resume from.
+"""
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from retnet_hf.conversion.errors import first_line
+from retnet_hf.conversion.replaced_folder import claim, locked, require_apart, require_replaceable, restore
+from retnet_hf.conversion.whole_files import write_whole
+
+from .. import ranks
+from ..errors import InputError
+from ..interrupts import litter
+
+
+RECORD = "training_run.json"
+
+
+def step_of(checkpoint: Path) -> int:
+    """Returns the step at which a checkpoint was saved."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    """Returns the checkpoints in a folder, and no copies of them under other names."""
+    return [path for path in folder.iterdir() if re.fullmatch(r"checkpoint-\d+", path.name)]
+
+
+class TrainingFolder:
+    """The output folder of a run, its partial folder, and the rules for replacing and resuming them.
+
+    Args:
+        command: the command that started the run; no other command can resume it.
+    """
+
+    def __init__(self, output: Path, command: str) -> None:
+        self.command = command
+        self.output = output.expanduser().resolve()
+        self.partial = self.output.with_name(self.output.name + ".partial")
+
+    @property
+    def own(self) -> tuple[Path, Path]:
+        """Returns the folders that a run writes into."""
+        return self.output, self.partial
+
+    @property
+    def latest(self) -> Path:
+        """Returns the folder of an unfinished run if there is one, otherwise of the finished run."""
+        return self.partial if self.partial.exists() else self.output
+
+    @property
+    def occupied(self) -> bool:
+        """Returns whether the output folder contains anything."""
+        return self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir()))
+
+    @contextmanager
+    def claim(
+        self, resume: bool, overwrite: bool, sources: Iterable[Path | str | None], resumable: bool = True
+    ) -> Iterator[None]:
+        """Locks the folder for this run inside the block, and refuses to destroy results or sources.
+
+        `resumable` says whether the command has the option --resume, for error messages.
+        Raises InputError or CheckpointError if the folder is in use and the flags do not say what to do about it, or if
+        another process works in it.
+        """
+        with locked(self.output) if ranks.FIRST else nullcontext() as lock:
+            if lock is not None:
+                litter.append(lock)
+            restore(self.output)
+            for folder in self.own:
+                require_apart(folder, (Path(source) for source in sources if source is not None))
+            self._refuse(resume, overwrite, resumable)
+            for folder in self.own if resume or overwrite else ():
+                require_replaceable(folder)
+            yield
+
+    def _refuse(self, resume: bool, overwrite: bool, resumable: bool) -> None:
+        if resume and overwrite:
+            raise InputError("--resume and --overwrite exclude each other")
+        if self.partial.exists() and any(self.partial.iterdir()) and not (self.partial / RECORD).exists():
+            raise InputError(f"{self.partial} is needed for the unfinished model, but contains something else")
+        if resume:
+            if not self.occupied and not self.partial.exists():
+                raise InputError(f"there is nothing to resume in {self.output}")
+            if (self.latest / RECORD).exists():
+                self.read_record(self.latest)
+            return
+        can_resume = False
+        with suppress(InputError):
+            can_resume = resumable and bool(self.read_record(self.latest))
+        claim(self.output, overwrite, other="--resume continues the run in it, " if can_resume else "")
+        if self.partial.exists() and not overwrite:
+            other = "--resume continues it, " if can_resume else ""
+            raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
+
+    def begin(self, record: dict[str, Any], resume: bool) -> None:
+        """Creates the partial folder, empty unless a run is resumed, and writes the record of the run into it."""
+        if not resume:
+            shutil.rmtree(self.partial, ignore_errors=True)
+        self.partial.mkdir(parents=True, exist_ok=True)
+        write_whole(self.partial / RECORD, json.dumps(record, indent=2))
+
+    def to_resume(self) -> tuple[Path | None, dict[str, Any]]:
+        """Returns the last complete checkpoint, None if the run ended before the first, and the record of the run.
+
+        Raises InputError if no checkpoint or record can be read, or if the record belongs to another command.
+        """
+        folder, reason = self.latest, None
+        if folder == self.partial and not (folder / RECORD).exists():
+            return None, {}
+        record = self.read_record(folder)
+        for checkpoint in sorted(checkpoints_of(folder), key=step_of, reverse=True):
+            try:
+                _check(checkpoint)
+                return checkpoint, record
+            except Exception as error:  # readers of four formats raise different errors for damaged files
+                reason = first_line(error)
+        if reason is not None:
+            raise InputError(f"no checkpoint in {folder} can be read: {reason}")
+        if folder == self.output:
+            raise InputError(f"there is no checkpoint to resume from in {folder}")
+        return None, record
+
+    def read_record(self, folder: Path) -> dict[str, Any]:
+        """Returns the record that `begin` wrote. Raises InputError if it cannot be read or belongs to another command."""
+        try:
+            record = dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
+            command, *_ = record["command"], record["steps"], dict(record["recipe"])
+        except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+            raise InputError(f"{folder / RECORD} cannot be read: {first_line(error)}") from error
+        if command != self.command:
+            raise InputError(f"{folder} holds a run of retnet-hf {command}, which retnet-hf {self.command} cannot resume")
+        return record
+
+    def discard(self) -> None:
+        """Deletes the partial folder if it contains nothing to resume from."""
+        whole = "checkpoint-*/trainer_state.json"  # the last file of a checkpoint
+        kept = (whole, f"*/{whole}", "[!c]*/config.json", "*/part-*.safetensors")  # files of a run or its stages
+        if self.partial.exists() and not any(any(self.partial.glob(pattern)) for pattern in kept):
+            shutil.rmtree(self.partial, ignore_errors=True)
+
+
+def _check(checkpoint: Path) -> None:
+    """Reads every file that resuming needs, because it may be damaged, or the run was killed while it wrote it."""
+    import numpy as np
+    import torch
+    from safetensors import safe_open
+    from transformers import TrainerState
+    from transformers.trainer_pt_utils import safe_globals
+
+    def load(file: Path) -> dict[str, Any]:
+        with safe_globals():
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+
+    weights, randoms = list(checkpoint.glob("*.safetensors")), list(checkpoint.glob("rng_state*.pth"))
+    if not weights or not randoms:
+        raise FileNotFoundError(f"weights or random states are missing in {checkpoint}")
+    if TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step != step_of(checkpoint):
+        raise ValueError(f"trainer_state.json in {checkpoint} is of another step")
+    _ = load(checkpoint / "optimizer.pt")["param_groups"], load(checkpoint / "scheduler.pt")["last_epoch"]
+    for state in map(load, randoms):
+        random.Random().setstate(state["python"])
+        np.random.RandomState().set_state(state["numpy"])
+        torch.Generator().set_state(state["cpu"])
+    for file in weights:
+        with safe_open(file, framework="pt"):
+            pass

@@ -1,0 +1,156 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
+"""Faster decoding on a CPU.
+
+    fast = retnet_hf.cpu.compile(model)
+    fast.generate(**inputs)
+
+The package wraps models of `retnet_hf`. `retnet_hf` itself does not import it.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+from retnet_hf.hybrid.modeling_hybrid import RetNetHybridDecoderLayer, RetNetHybridRetention
+from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel, RetNetRetention
+
+from .compiled_layer import CompiledLayer, CompiledLinear
+from .programs import default_folder, layer_programs, product_programs, projections, shallow_copy
+from .prompts import prompt_programs
+
+
+logger = logging.get_logger(__name__)
+Model = TypeVar("Model", bound=RetNetPreTrainedModel)
+
+
+def compile(
+    model: Model,
+    folder: str | os.PathLike | None = None,
+    programs: bool = True,
+    measure: bool = True,
+    batch_sizes: Sequence[int] = (1,),
+    prompts: bool = False,
+) -> Model:
+    """Returns a fast copy of a model for decoding on a CPU. The model itself is not changed.
+
+    The copy has the model's class and shares its parameters under the same names, so that `generate`, pipelines, states,
+    `state_dict` and `save_pretrained` work as usual, and a saved folder is the same. It computes the same values up to
+    rounding.
+
+    With programs, each decode step of a layer of retention is a program. So are the matrix products of the head, of layers
+    of softmax attention (with or without a window), and of layers with experts or learned angles. A program is compiled
+    once, in ten to thirty seconds, and stored in a file, which later calls load. Equal layers share one program. Programs
+    read the weights of the model. Weights in float32 and half precision are multiplied by the fastest kernel in a trial,
+    weights of torchao (`Int8WeightOnlyConfig`, and `IntxWeightOnlyConfig` with `torch.int4` in groups) by integer kernels,
+    for which 4-bit weights are packed into new memory. Linear layers that are adapted, hooked or quantised in another way,
+    and layers that contain them, have no program. Programs of products serve one sequence. Programs of steps serve the
+    numbers of sequences in `batch_sizes`.
+
+    Without programs, no compiler is needed. Products of one token use a faster kernel of PyTorch, if there is one: for
+    weights in half precision, where a trial finds it faster, and for weights of torchao.
+
+    With autocast, hooks, training mode, recorded gradients or `torch.export`, the layers compute as in the model. Since the
+    parameters are shared, training or moving the copy trains or moves the model. `original` returns a plain model.
+
+    If weights are replaced or moved, their layers compute as in the model, with one warning: call `compile` again. If values
+    change in place, programs read the new values, unless the weights are quantised. Constants such as the eps of a norm are
+    part of a program.
+
+    Args:
+        model: a causal RetNet, usually a `RetNetForCausalLM` or `RetNetModel`, on a CPU in float32 or half precision.
+        folder: folder of programs, by default in the cache of huggingface_hub. Programs are code that is executed, so a
+            folder that other users may write to is refused.
+        programs: whether to compile programs.
+        measure: has no effect. It was an option of fused projections, which earlier versions had.
+        batch_sizes: numbers of sequences for which decode steps of layers of retention are compiled, one program for each.
+            For other numbers, layers compute as in the model.
+        prompts: whether to compile programs for calls with two or more tokens per sequence in layers of retention. Two
+            programs serve all equal layers, any length and any number of sequences. They take about fifteen more seconds to
+            compile. Quantised layers have none. Tested with torch 2.13 and 2.15.
+
+    Raises:
+        ValueError: for an unsupported model, batch_sizes that are empty or contain a number below 1, `prompts` without
+            `programs`, or a folder that other users may write to.
+        OSError: if the folder cannot be written to.
+        RuntimeError: if a program cannot be compiled, for example without a C++ compiler.
+    """
+    if not isinstance(model, RetNetPreTrainedModel):
+        raise ValueError(f"retnet_hf.cpu.compile needs a model of retnet_hf, got {type(model).__name__}.")
+    if model.device.type != "cpu" or model.dtype == torch.float64 or model.config.bidirectional:
+        raise ValueError(
+            "retnet_hf.cpu.compile needs a model that decodes on a CPU, in float32 or half precision, got "
+            f"device {model.device}, {model.dtype} and bidirectional={model.config.bidirectional}."
+        )
+    sizes = () if isinstance(batch_sizes, int) else tuple(dict.fromkeys(batch_sizes))
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"batch_sizes must be a list of one or more positive numbers of sequences, got {batch_sizes}.")
+    if prompts and not programs:
+        raise ValueError("prompts=True needs programs=True: prompts are read by programs.")
+    fast = original(model)
+    path = (default_folder() if folder is None else Path(folder)) if programs else None
+    served = set() if path is None else install_steps(fast, path, sizes, prompts)
+    layers = [layer for _, layer in projections(fast) if layer not in served]
+    for layer, program in zip(layers, product_programs(layers, path)):
+        if program is not None:
+            layer.__class__, layer.program = CompiledLinear, program
+    return fast
+
+
+def install_steps(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], prompts: bool) -> set[nn.Module]:
+    """Adds programs of steps, and optionally of prompts, to layers of retention. Returns all modules in these layers."""
+    candidates = [layer for layer in fast.modules() if has_step(layer)]
+    layers = [layer for layer in candidates if is_served(layer)]
+    if left := len(candidates) - len(layers):
+        logger.warning(
+            f"retnet_hf.cpu.compile compiles only the products of {left} of {len(candidates)} layers of retention, since "
+            "they have experts or learned angles. PyTorch computes the rest."
+        )
+    with_steps = [pair for pair in zip(layers, layer_programs(layers, fast.config, folder, batch_sizes)) if pair[1]]
+    of_prompts = [None] * len(with_steps)
+    if prompts:
+        of_prompts = prompt_programs([layer for layer, _ in with_steps], fast.config, folder)
+        if left := of_prompts.count(None):
+            logger.warning(f"prompts=True makes no programs for {left} of {len(with_steps)} layers: they are quantised.")
+    served: set[nn.Module] = set()
+    for (layer, steps), of_prompt in zip(with_steps, of_prompts):
+        layer.__class__, layer.programs, layer.prompts = CompiledLayer, steps, of_prompt
+        served |= set(layer.modules())
+    return served
+
+
+def has_step(layer: nn.Module) -> bool:
+    """Returns whether a module is a layer of retention."""
+    known = type(layer) in (RetNetDecoderLayer, RetNetHybridDecoderLayer)
+    return known and type(layer.mixer) in (RetNetRetention, RetNetHybridRetention)
+
+
+def is_served(layer: nn.Module) -> bool:
+    """Returns whether programs support the feed-forward network and the rotation of a layer of retention."""
+    return type(layer.mlp) is RetNetMLP and getattr(layer.retention, "learned_rotation", None) is None
+
+
+def original(fast: Model) -> Model:
+    """Returns a model without programs that shares a fast copy's parameters, to train, adapt or save.
+
+    For a plain model, it returns a copy that shares the parameters.
+    """
+    plain = shallow_copy(fast)
+    for module in plain.modules():
+        if isinstance(module, (CompiledLayer, CompiledLinear)):
+            for name in module.added:
+                delattr(module, name)
+            module.__class__ = module.original_class
+    return plain
+
+
+def number_of_programs(fast: nn.Module) -> int:
+    """Returns how many layers of a fast copy compute decode steps with programs."""
+    return sum(isinstance(module, CompiledLayer) and any(module.programs.values()) for module in fast.modules())
+
+
+__all__ = ["compile", "number_of_programs", "original"]

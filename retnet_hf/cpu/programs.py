@@ -1,0 +1,432 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
+"""Programs: the decode step of a layer, or products of one token, compiled once for this machine and stored in a file.
+
+Without programs, a step of a small model spends as much time on launching operations, a few dozen in each layer, as on
+reading its weights. AOTInductor fuses everything between two products with weights into two or three loops, in a library
+that loads in milliseconds. A program computes a layer, not a model. Weights and state are its inputs, so that one program
+serves all equal layers, takes ten to thirty seconds to compile at any depth, and contains no weights.
+
+The layer itself is compiled: a copy (twin) of it, with products for one token (products.py) instead of linear layers and a
+stand-in for the state, is exported as a function of tensors. The computation is defined only in retnet_hf. A twin that uses
+`sums` and a twin that calls PyTorch's kernels are both compiled, and a trial on the real weights decides which is kept.
+
+The name of a file is a digest of everything that determines the program: the source of both packages, the configuration, the
+operands, the versions of PyTorch, transformers and Python, the number of threads, and the processor.
+"""
+
+import copy
+import hashlib
+import itertools
+import json
+import os
+import platform
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import transformers
+from huggingface_hub import constants
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import logging
+
+from retnet_hf.modules.hooks import has_hooks
+from retnet_hf.ops.gradients import rotate_step
+from retnet_hf.ops.plan import Plan, Rotation
+from retnet_hf.ops.retention_forms import StepDecay, recurrent_step_
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetMLP, RetNetTokenMixer
+from retnet_hf.state.retention_state import RetNetStateLayer
+
+from .changed_modules import ModuleSnapshot
+from .products import Product, is_clearly_faster, linear, product_of, sums
+
+
+logger = logging.get_logger(__name__)
+
+ROOT = Path(__file__).parent.parent
+SOURCES = tuple(ROOT / name for name in ("ops", "state", "modules", "retnet", "hybrid", "cpu"))  # of the code of programs
+Run = Callable[[list[Tensor]], list[Tensor]]  # a program, as a function of a flat list of its inputs
+
+
+def default_folder() -> Path:
+    """Returns the default folder of programs, in the cache of huggingface_hub."""
+    return Path(constants.HF_HOME) / "retnet_hf" / "decoding"
+
+
+def shallow_copy(module: nn.Module) -> nn.Module:
+    """Returns a deep copy of a module that shares parameters and buffers with the module."""
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
+
+
+def projections(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the projections of mixers and feed-forward networks in a module, and its head, with their names."""
+    for path, module in root.named_modules():
+        if isinstance(module, (RetNetTokenMixer, RetNetMLP)):
+            yield from ((f"{path}.{name}", each) for name, each in module.named_children() if name.endswith("_proj"))
+    if isinstance(root, RetNetForCausalLM):
+        yield "lm_head", root.lm_head
+
+
+def turns(config: PreTrainedConfig) -> bool:
+    """Returns whether layers of retention rotate queries and keys."""
+    return config.use_rotary and getattr(config, "rotary_layers", None) != "softmax_attention"
+
+
+def traced_rotation(rotations: list[Tensor], rotate: Callable[..., Tensor], scale: float) -> Rotation:
+    """Returns a rotation with cosines and sines that are inputs of the program; without them, `scale` for the queries."""
+    rotation = Rotation(None, scale)
+    if rotations:
+        rotation.rotate, rotation.query_angles, rotation.key_angles = rotate, tuple(rotations[:2]), tuple(rotations[2:])
+    return rotation
+
+
+class TracedStep(nn.Module):
+    """A module to compile as a function of tensors alone. The last inputs are the parameters of another module, the twin.
+
+    Args:
+        twin: the module with the computation. Its parameters are called `operands`.
+    """
+
+    def __init__(self, twin: nn.Module) -> None:
+        super().__init__()
+        self.twin = twin
+        self.names = [name for name, _ in twin.named_parameters()]
+
+    def open_dimensions(self, inputs: tuple) -> tuple | None:
+        """Returns the dynamic dimensions of the inputs for `torch.export.export`."""
+        return None
+
+
+class DecodeStep(TracedStep):
+    """Computes the step of a layer, with products for one token instead of linear layers."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, 1, D)
+        state: Tensor,  # (B, M, K, V), changed in place
+        decay: Tensor,  # (1, M, 1, 1)
+        rotations: list[Tensor],  # (B, 1, 1, K): cosines and sines for the query, then for the key; or nothing
+        operands: list[Tensor],  # parameters of the twin
+    ) -> Tensor:
+
+        def retain(_, query: Tensor, key: Tensor, value: Tensor, past: None) -> tuple[Tensor, None]:
+            return recurrent_step_(query, key, value, state, StepDecay(decay, None))[0], None
+
+        plan = SimpleNamespace(
+            rotate=traced_rotation(rotations, rotate_step, self.twin.retention.head_dim**-0.5), retain=retain
+        )
+        return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states, plan))
+
+
+class ProductStep(TracedStep):
+    """Computes the product of one token."""
+
+    def forward(self, token: Tensor, operands: list[Tensor]) -> Tensor:
+        return functional_call(self.twin, dict(zip(self.names, operands)), (token,))
+
+
+def twin_of(layer: nn.Module, summed: bool, sequences: int = 1) -> nn.Module | None:
+    """Returns a copy of a layer that shares all weights and computes products for one token of each sequence.
+
+    Returns None if a module is hooked, or if a linear layer is adapted, sharded, or has unsupported quantisation.
+
+    Args:
+        summed, sequences: as in `product_of`.
+    """
+    if has_hooks(layer.modules()):  # hooks would be compiled, but the file name does not depend on them
+        return None
+    twin = shallow_copy(layer).eval()
+    for name, projection in projections(layer):
+        product = product_of(projection, summed, sequences)
+        if product is None:
+            return None
+        twin.set_submodule(name, product)
+    return None if any(isinstance(module, nn.Linear) for module in twin.modules()) else twin
+
+
+def has_sums(module: nn.Module) -> bool:
+    """Returns whether the module contains a product with the kernel `sums`."""
+    return any(isinstance(each, Product) and each.kernel is sums for each in module.modules())
+
+
+class LayerProgram:
+    """The program of a layer's step with the operands of this layer. Pickling and copying drop it.
+
+    Args:
+        run: the program.
+        layer: the layer that provides the weights as operands.
+        inputs: the arguments of `DecodeStep.forward` for which the program was made.
+    """
+
+    def __init__(self, run: Run, layer: nn.Module, inputs: tuple) -> None:
+        hidden_states, state, _, self.rotations, self.operands = inputs
+        self.run, self.dtype, self.state_shape = run, hidden_states.dtype, state.shape
+        self.layer_idx, self.snapshot = layer.retention.layer_idx, ModuleSnapshot([layer])
+
+    def decay(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> Tensor | None:
+        """Returns the decay (1, M, 1, 1) of a step that the program can compute, or None if it cannot.
+
+        The program needs present tokens, and a state that may be overwritten.
+        """
+        rotate, state = plan.rotate, past.recurrent_states
+        if type(plan) is not Plan or not plan.in_place or plan.kernels.step_ is not recurrent_step_:
+            return None
+        decay, write_mask = plan.decays(plan.log_decays[self.layer_idx])
+        if write_mask is not None or len(decay) > 1:
+            return None
+        if past.record_past or not past.is_initialized or not past.can_be_overwritten() or torch.is_autocast_enabled("cpu"):
+            return None
+        if hidden_states.dtype != self.dtype or not hidden_states.is_contiguous() or not state.is_contiguous():
+            return None
+        if self.rotations and (rotate.rotate is not rotate_step or self.dtype in rotate.cast_dtypes):
+            return None
+        return decay if state.dtype == decay.dtype == torch.float32 and state.shape == self.state_shape else None
+
+    def __call__(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer, decay: Tensor) -> Tensor:
+        """Returns the layer's output (B, 1, D) for (B, 1, D), with the result of `decay`, and updates the state."""
+        rotations = [*plan.rotate.query_angles, *plan.rotate.key_angles] if self.rotations else []
+        if len(hidden_states) > 1:
+            rotations = [table.expand(len(hidden_states), -1, -1, -1).contiguous() for table in rotations]
+        output = self.run([hidden_states, past.recurrent_states, decay, *rotations, *self.operands])[0]
+        plan.layout.written.append(past)
+        return output
+
+    def __reduce__(self) -> tuple:
+        return type(None), ()
+
+
+class ProductProgram:
+    """The product of a linear layer for one token, with the operands of this layer. Pickling and copying drop it.
+
+    Args:
+        layer: the linear layer.
+        product: its product.
+        run: the program of the product; by default the product itself.
+    """
+
+    def __init__(self, layer: nn.Linear, product: Product, run: Run | None = None) -> None:
+        self.run = run or (lambda inputs: [product(inputs[0])])
+        self.operands = [parameter.detach() for parameter in product.parameters()]
+        self.dtype, self.snapshot = layer.weight.dtype, ModuleSnapshot([layer])
+
+    def computes(self, hidden_states: Tensor) -> bool:
+        """Returns whether the program computes the same as the layer for this call."""
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return False
+        return hidden_states.shape[:-1] == (1, 1) and hidden_states.dtype == self.dtype
+
+    def __call__(self, token: Tensor) -> Tensor:
+        """Returns the layer's output (1, 1, out) for (1, 1, in)."""
+        return self.run([token.contiguous(), *self.operands])[0]
+
+    def __reduce__(self) -> tuple:
+        return type(None), ()
+
+
+@cache
+def machine() -> dict[str, str]:
+    """Returns what determines programs on this machine: processor with its instructions, system, versions and source."""
+    instructions = platform.processor()
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        lines = information.read_text(encoding="utf-8").splitlines()
+        instructions = next((line for line in lines if line.startswith(("flags", "Features"))), instructions)
+    sources = (path.read_bytes() for folder in SOURCES for path in sorted(folder.rglob("*.py")))
+    return {
+        "machine": f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {instructions}",
+        "versions": f"python {platform.python_version()} torch {torch.__version__} transformers {transformers.__version__}",
+        "source": hashlib.sha256(b"".join(sources)).hexdigest(),
+    }
+
+
+def program_path(folder: Path, config: PreTrainedConfig | None, twin: nn.Module, inputs: list[Tensor]) -> Path:
+    """Returns the file of the program of a twin, or of products, for inputs of these shapes and dtypes."""
+    fields = {} if config is None else config.to_diff_dict()
+    for name in ("_name_or_path", "architectures", "dtype", "transformers_version", "vocab_size", "num_hidden_layers"):
+        fields.pop(name, None)
+    constants_of_layer = [
+        {name: value for name, value in vars(module).items() if isinstance(value, (int, float, str)) and "_idx" not in name}
+        for module in twin.modules()
+    ]
+    made_of = machine() | {
+        "config": fields,
+        "layer": repr(twin),
+        "constants": constants_of_layer,
+        "inputs": [f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}" for tensor in inputs],
+        "threads": torch.get_num_threads(),
+    }
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()
+    return folder / f"{digest[:32]}.pt2"
+
+
+def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
+    """Compiles the program of the fastest of some modules, and writes it atomically.
+
+    Args:
+        steps: one module, or two that compute the same. The second program is kept unless the first is clearly faster.
+        inputs: inputs of the modules, one set for each layer or group that the program will serve. The trial uses all.
+
+    Raises:
+        OSError: if the folder cannot be written to.
+        RuntimeError: if a program cannot be compiled.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent) as beside, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns about its own code
+        made = []
+        for number, step in enumerate(steps):
+            made.append(Path(beside) / f"{number}{path.suffix}")
+            try:
+                with torch.no_grad():
+                    open_dimensions = step.open_dimensions(inputs[0]) if isinstance(step, TracedStep) else None
+                    exported = torch.export.export(step, inputs[0], dynamic_shapes=open_dimensions, strict=False)
+                torch._inductor.aoti_compile_and_package(exported, package_path=str(made[-1]))
+            except Exception as error:
+                raise RuntimeError(
+                    f"retnet_hf.cpu.compile could not compile a program. This needs a C++ compiler: {error}"
+                ) from error
+        kept = made[0] if len(made) == 1 or is_faster_program(*made, inputs) else made[1]
+        kept.chmod(0o600)
+        os.replace(kept, path)
+
+
+@torch.no_grad()
+def is_faster_program(one: Path, other: Path, inputs: list[tuple]) -> bool:
+    """Returns whether one program is clearly faster than the other on all inputs together."""
+    flat = [tree_leaves(each) for each in inputs]
+    first, second = load(one), load(other)
+    return is_clearly_faster(lambda: [first(each) for each in flat], lambda: [second(each) for each in flat])
+
+
+def load(path: Path) -> Run:
+    """Returns the program in a file."""
+    return torch._inductor.aoti_load_package(str(path)).loader.run
+
+
+def require_private(path: Path) -> None:
+    """Raises ValueError for a folder or file of programs that another user may write to, since programs are code.
+
+    Systems without owners and modes of files, such as Windows, are not checked.
+    """
+    if os.name != "posix" or not path.exists():
+        return
+    places = [(path, 0o022), *((parent, 0o002) for parent in path.resolve().parents)]
+    for place, forbidden in places:
+        status = place.stat()
+        sticky = place != path and status.st_mode & stat.S_ISVTX  # as for /tmp, where others cannot replace a folder
+        if status.st_uid not in (0, os.getuid()) or (status.st_mode & forbidden and not sticky):
+            raise ValueError(
+                f"{place} can be written to by other users (mode {stat.filemode(status.st_mode)}), and programs are code: "
+                "remove that permission (chmod go-w), or use another folder."
+            )
+
+
+def kept_or_made(path: Path, step_of: Callable[[bool], TracedStep], inputs: list[tuple]) -> Run:
+    """Returns the program in a file. If it cannot be loaded, it is compiled first.
+
+    Args:
+        step_of: makes the module to compile, with products by `sums` or, for False, by PyTorch's kernels.
+        inputs: as in `make`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    require_private(path.parent)
+    require_private(path)
+    if path.is_file():
+        try:
+            return load(path)
+        except Exception as error:  # PyTorch may raise any error
+            logger.warning(f"{path} cannot be loaded as a program, and is compiled again: {error}")
+    step = step_of(True)
+    make(path, [step, step_of(False)] if has_sums(step) else [step], inputs)
+    return load(path)
+
+
+def programs_of(asked: list[tuple[Path, Callable[[bool], TracedStep], tuple]]) -> list[Run]:
+    """Returns the program of each file. A file that occurs several times is loaded or compiled once.
+
+    Args:
+        asked: files with `step_of` of `kept_or_made` and one set of inputs.
+    """
+    inputs: dict[Path, list[tuple]] = {}
+    for path, _, own in asked:
+        inputs.setdefault(path, []).append(own)
+    runs: dict[Path, Run] = {}
+    for path, step_of, _ in asked:
+        if path not in runs:
+            runs[path] = kept_or_made(path, step_of, inputs[path])
+    return [runs[path] for path, *_ in asked]
+
+
+def layer_programs(
+    layers: list[nn.Module], config: PreTrainedConfig, folder: Path, batch_sizes: Sequence[int]
+) -> list[dict[int, LayerProgram]]:
+    """Returns the programs of each layer by number of sequences, loaded from the folder or compiled into it.
+
+    A layer without a twin from `twin_of` has no programs.
+
+    Args:
+        layers: layers of retention on a CPU.
+
+    Raises:
+        RuntimeError: if a program cannot be compiled.
+    """
+    twins = [twin_of(layer, summed=True) for layer in layers]
+    asked, served = [], []
+    for batch, (number, layer, twin) in itertools.product(batch_sizes, zip(itertools.count(), layers, twins)):
+        if twin is None:
+            continue
+        if batch > 1 and has_sums(twin):
+            twin = twin_of(layer, summed=True, sequences=batch)
+        mixer = layer.retention
+        matrices, key_size, value_size = config.state_shape(mixer.layer_idx)
+        inputs = (
+            torch.zeros(batch, 1, config.hidden_size, dtype=mixer.q_proj.weight.dtype),
+            torch.zeros(batch, matrices, key_size, value_size),
+            torch.ones(1, matrices, 1, 1),
+            [torch.ones(batch, 1, 1, mixer.head_dim) for _ in range(4 if turns(config) else 0)],
+            [parameter.detach() for parameter in twin.parameters()],
+        )
+
+        def step_of(summed: bool, layer: nn.Module = layer, batch: int = batch) -> DecodeStep:
+            return DecodeStep(twin_of(layer, summed, batch))
+
+        asked.append((program_path(folder, config, twin, tree_leaves(inputs)), step_of, inputs))
+        served.append((number, batch))
+    programs: list[dict[int, LayerProgram]] = [{} for _ in layers]
+    for (number, batch), run, (*_, inputs) in zip(served, programs_of(asked), asked):
+        programs[number][batch] = LayerProgram(run, layers[number], inputs)
+    return programs
+
+
+def product_programs(layers: list[nn.Module], folder: Path | None) -> list[ProductProgram | None]:
+    """Returns the program of each linear layer's product, or None for a layer without a product.
+
+    Args:
+        folder: folder of the programs; None for products by PyTorch's kernels, where these are not the layer's own.
+
+    Raises:
+        RuntimeError: if a program cannot be compiled.
+    """
+    products = [product_of(layer, summed=folder is not None) for layer in layers]
+    if folder is None:
+        own = (product is None or product.kernel is linear for product in products)
+        return [None if is_own else ProductProgram(*pair) for is_own, *pair in zip(own, layers, products)]
+    asked = []
+    for layer, product in zip(layers, products):
+        if product is None:
+            continue
+        token = torch.zeros(1, 1, layer.in_features, dtype=layer.weight.dtype)
+        inputs = token, [parameter.detach() for parameter in product.parameters()]
+
+        def step_of(summed: bool, layer: nn.Linear = layer) -> ProductStep:
+            return ProductStep(product_of(layer, summed))
+
+        asked.append((program_path(folder, None, product, tree_leaves(inputs)), step_of, inputs))
+    runs = iter(programs_of(asked))
+    return [product and ProductProgram(layer, product, next(runs)) for layer, product in zip(layers, products)]

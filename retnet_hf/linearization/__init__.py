@@ -1,0 +1,40 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
+"""Linearization of a pretrained transformer into a RetNet: transfer of its weights, and training that recovers the loss.
+
+from retnet_hf.linearization import AlignmentTrainer, measure_heads, prepare_for_alignment, transfer
+
+The modules `measures`, `recall`, `parts_switched_off` and `what_was_kept` measure the loss of a model.
+"""
+
+from .alignment import AlignmentTrainer, LayersBefore, align, prepare_for_alignment
+from .distillation import DistillationTrainer, StoredTeacher, divergence_from, prepare_for_distillation, store_teacher
+from .gguf import gguf_file, unpacked
+from .kept_layers import costliest_layers, layer_costs, spread_layers
+from .reach_of_heads import HeadMeasures, measure_heads
+from .teachers import SOURCES, SourceError, softmax_config
+from .transfer import linearized_config, transfer
+
+
+__all__ = [
+    "SOURCES",
+    "AlignmentTrainer",
+    "DistillationTrainer",
+    "HeadMeasures",
+    "LayersBefore",
+    "SourceError",
+    "StoredTeacher",
+    "align",
+    "costliest_layers",
+    "divergence_from",
+    "gguf_file",
+    "layer_costs",
+    "linearized_config",
+    "measure_heads",
+    "prepare_for_alignment",
+    "prepare_for_distillation",
+    "softmax_config",
+    "spread_layers",
+    "store_teacher",
+    "transfer",
+    "unpacked",
+]
