@@ -7,7 +7,9 @@ import math
 import os
 import pickle
 import re
+import runpy
 import struct
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 import torch
 from foreign_folders import foreign, fused, write_folder
 from huggingface_hub import ModelCard
+from places import ROOT
 from safetensors.torch import load_file, save_file
 from small_metaformer import small_metaformer
 from small_models import small_model, word_tokenizer
@@ -33,6 +36,7 @@ from retnet_hf import MetaFormerImageProcessorPil, RMTBackbone, RMTModel
 from retnet_hf.conversion.converted_card import how_to_load
 from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.conversion.fla import to_fla
+from retnet_hf.conversion.formats import FORMATS
 from retnet_hf.conversion.poolformer import to_poolformer
 from retnet_hf.conversion.replaced_folder import require_replaceable
 from retnet_hf.conversion.torchscale import to_torchscale
@@ -60,6 +64,20 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def rewrite(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
     save_file(state_dict, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"yet_another_retnet"}))  # which cannot be expressed
+def test_each_format_has_a_script(name, source, monkeypatch, capsys):
+    script = ROOT / "conversion" / f"convert_{name}_to_hf.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "source", "made"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    if name == "fla":
+        assert not ended.value.code
+        assert AutoModelForCausalLM.from_pretrained("made").config.model_type == "retnet"
+    else:
+        assert ended.value.code == 2
+        assert "source looks like the format fla, not " + name in capsys.readouterr().err
 
 
 def test_a_folder_becomes_one_that_loads_generates_and_says_where_it_is_from(retnet_hf, source):
