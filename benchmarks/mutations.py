@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 # The tests of files, by the beginning of their paths. The first beginning that fits counts.
 TESTS = {
-    "retnet_hf/ops/retention_2d": "retention_2d",
+    "retnet_hf/vision/manhattan": "manhattan_retention",
     "retnet_hf/ops/retention_split": "context_parallel",
     "retnet_hf/ops/retention_packed": "packed_states retention",
     "retnet_hf/ops/gradients": "gradients linear_cross_entropy",

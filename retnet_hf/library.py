@@ -19,7 +19,6 @@ from .hybrid.modeling_hybrid import (
     RetNetHybridPreTrainedModel,
 )
 from .modules.causal_convolution import CausalConv1d
-from .ops.retention_2d import manhattan_retention
 from .ops.retention_forms import (
     bidirectional_retention,
     chunkwise_retention,
@@ -47,6 +46,7 @@ from .version import __version__
 from .vision.configuration_metaformer import MetaFormerConfig
 from .vision.configuration_rmt import RMTConfig
 from .vision.configuration_vir import ViRConfig
+from .vision.manhattan_retention import manhattan_retention
 from .vision.modeling_metaformer import (
     MetaFormerBackbone,
     MetaFormerForImageClassification,

@@ -90,10 +90,7 @@ _use._dynamo_marked_constant = True  # like assume_constant_result, which would 
 
 
 def may_launch_eagerly() -> bool:
-    """Returns whether a kernel may be launched outside an operator.
-
-    Compilers, tracers, PyTorch's modes and forward-mode derivatives do not see launches outside an operator.
-    """
+    """Returns whether no compiler, tracer, mode or forward-mode derivative would miss launches outside an operator."""
     return not needs_autograd() and torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
 
 
@@ -108,12 +105,9 @@ def kernels_of_call(kernels: Kernels, layout: Layout, dtype: torch.dtype, sizes:
 
 
 def kernels_found_right(kernels: Kernels, operand: Tensor) -> Kernels:
-    """Returns the implementation of gates and losses: the kernels, if found right in this dtype, or `TORCH`.
-
-    Under a compiler, which fuses PyTorch's operations, this is `TORCH`.
-    """
+    """Returns the implementation of gates and losses: kernels that were found right in this dtype, or else `TORCH`."""
     if torch.compiler.is_compiling() or kernels.runs_on is _nowhere or not kernels.runs_on(operand.device):
-        return TORCH
+        return TORCH  # whose operations compilers fuse
     if kernels.chunkwise is None:
         kernels = _by_default[0] if _by_default else TORCH
     return TORCH if kernels.checked and (operand.device, operand.dtype, torch.is_grad_enabled()) not in VERIFIED else kernels
@@ -122,10 +116,8 @@ def kernels_found_right(kernels: Kernels, operand: Tensor) -> Kernels:
 def load_kernels(name: str) -> Kernels:
     """Returns the kernels of that name, unless the environment names others. "auto" decides at each call by its device.
 
-    Falls back to PyTorch's operations if Triton is not installed, and warns if there is a GPU.
-
-    Raises:
-        ValueError: for an unknown name in the environment.
+    Falls back to PyTorch's operations if Triton is not installed, and warns if there is a GPU. Raises ValueError for an
+    unknown name in the environment.
     """
     asked = os.environ.get(KERNELS_VARIABLE) or name
     if asked not in KERNELS:
@@ -147,15 +139,6 @@ def _import_kernels() -> Kernels:
     from ..gpu.retention_triton import chunkwise_retention_triton, recurrent_step_triton_, runs_on
     from ..gpu.rotation_triton import rotate_triton
 
-    return Kernels(
-        runs_on,
-        chunkwise_retention_triton,
-        recurrent_step_triton_,
-        rotate_triton,
-        gated=gated_triton,
-        normed_gate=normed_gate_triton,
-        cross_entropy_=cross_entropy_triton_,
-        compiled_together=compiled_together,
-        complete=True,
-        checked=True,
-    )
+    operators = chunkwise_retention_triton, recurrent_step_triton_, rotate_triton
+    parts = gated_triton, normed_gate_triton, cross_entropy_triton_
+    return Kernels(runs_on, *operators, *parts, compiled_together, complete=True, checked=True)

@@ -83,7 +83,7 @@ class Layout(OnDevice):
 
     @property
     def ages(self) -> TokenAges | None:
-        """Returns the ages of the tokens. Computed once."""
+        """Returns the ages of the tokens, computed once."""
         if self._ages is None and not (self.present is None and self.starts is None):
             self._ages = token_ages(self.present, self.starts, self.has_holes)
         return self._ages
@@ -220,10 +220,8 @@ def layout_of(
 
 
 def checked_offsets(cu_seq_lens_q: Tensor | list[int], shape: tuple[int, int]) -> Tensor | list[int]:
-    """Returns offsets of packed documents in a row of `shape` = (1, T), (documents + 1,), as a list if it reads them.
-
-    Raises:
-        ValueError: for offsets of another shape, or that do not rise from 0 to T. Compiled programs cannot check values.
+    """Returns offsets of packed documents in a row of `shape` = (1, T), (documents + 1,), as a list if it reads them. Raises
+    ValueError for another shape, or offsets that do not rise from 0 to T. Compiled programs cannot check values.
     """
     (batch, length), offsets = shape, torch.as_tensor(cu_seq_lens_q)
     valid = batch == 1 and offsets.dim() == 1 and len(offsets) > 1

@@ -69,12 +69,10 @@ class Plan(OnDevice):
     """Everything that retention layers share in one call in which each row is a sequence, with or without a state.
 
     Args:
-        layout: layout of the tokens.
         rotation: function of position (B|1, T), `cast_dtypes` and `kernel` that returns a `Rotation` with these options.
         log_decays: ln γ, (M,), for each layer.
         form: "parallel", "recurrent", "chunkwise", or "auto", the fastest form for the number of tokens.
-        with_final: whether the final state is needed.
-        bidirectional: whether tokens also see later tokens.
+        with_final: whether the final state is needed. bidirectional: whether tokens also see later tokens.
         maps: whether to compute the retention maps, and the output from them, so that gradients flow through the maps.
 
     Attributes:
@@ -98,12 +96,12 @@ class Plan(OnDevice):
         cast_dtypes = () if kernels.chunkwise is None else HALF_PRECISION
         if not (cast_dtypes or layout.in_parts or torch.compiler.is_compiling()) and length > chunk_size:
             cast_dtypes = (torch.bfloat16,) if multiplies_bfloat16(layout.position.device) else ()
-        kernel = kernels.chunkwise if form in ("auto", "chunkwise") and not (bidirectional and length == 1) else None
-        form = choose_form(length, chunk_size) if form == "auto" else form
         if bidirectional and length == 1:
             form = "parallel"
-        elif kernel is not None and not (form == "recurrent" and length == 1):
+        elif kernels.chunkwise is not None and (form == "chunkwise" or (form == "auto" and length > 1)):
             form = "kernel"
+        elif form == "auto":
+            form = choose_form(length, chunk_size)
         both_ways = bidirectional and form != "parallel" and not (form == "kernel" and kernels.complete)
         self.layout, self.log_decays, self.kernels = layout, log_decays, kernels
         self.position = layout.call_position
@@ -138,8 +136,7 @@ class Plan(OnDevice):
             query, key, value: (B, H, T, K), (B, G, T, K) and (B, G, T, V), already rotated.
             past: the `RetNetStateLayer` of the layer, or None.
 
-        Returns:
-            output (B, H, T, V), and the retention map (B, H, T, T) if the plan computes it, else None.
+        Returns output (B, H, T, V), and the retention map (B, H, T, T) if the plan computes it, else None.
         """
         state = None if past is None else past.read(self.in_place)
         output, state, maps = self.compute(layer_idx, query, key, value, state)
@@ -150,11 +147,7 @@ class Plan(OnDevice):
     def compute(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, state: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Computes the retention of one layer from its state (B, M, K, V). Arguments as in `retain`.
-
-        Returns:
-            output (B, H, T, V), the new state or None if it is not needed, and the retention map (B, H, T, T) or None.
-        """
+        """Computes `retain` from a state (B, M, K, V). Returns output, the new state or None if it is not needed, and map."""
         log_decay, layout = self.log_decays[layer_idx], self.layout
         if self.in_place:
             return *self.kernels.step_(query, key, value, state, decay=self.decays(log_decay)), None

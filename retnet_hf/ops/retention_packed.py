@@ -161,11 +161,8 @@ def retention_of_documents(
     initial_states: Tensor | None = None,
     kernels: Kernels = TORCH,
 ) -> tuple[Tensor, Tensor]:
-    """Computes `packed_retention`.
-
-    Args:
-        kernels: complete kernels, for operands that are not float64 in a call that records no gradients, or `TORCH`. The
-            output of kernels for bfloat16 operands may be bfloat16.
+    """Computes `packed_retention`. Complete `kernels` take operands that are not float64, in calls that record no gradients;
+    their output for bfloat16 operands may be bfloat16.
     """
     operands = [tensor for tensor in (query, key, value, initial_states) if tensor is not None]
     dtype, heads, states = compute_dtype(*operands), query.shape[1], state_heads(query, key, log_decay.numel())

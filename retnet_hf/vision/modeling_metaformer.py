@@ -23,9 +23,9 @@ from ..modules.eager_attention import eager_attention_forward
 from ..ops.kernels import kernels_of_call, load_kernels
 from ..ops.layout import layout_of
 from ..ops.plan import Plan, Rotation
-from ..ops.retention_2d import manhattan_map, manhattan_retention
 from ..ops.retention_forms import default_chunk_size
 from .configuration_metaformer import MetaFormerConfig
+from .manhattan_retention import manhattan_map, manhattan_retention
 from .vision_blocks import (
     ChannelsLast,
     FeedForward,

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .retention_forms import FORMS, compute_dtype, needs_autograd
+from ..ops.retention_forms import FORMS, compute_dtype, needs_autograd
 
 
 # Lines of up to this many states are combined by one matrix product, longer lines in blocks.

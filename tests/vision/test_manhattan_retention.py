@@ -6,14 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retnet_hf.ops.retention_2d import (
+from retnet_hf.ops.retention_forms import bidirectional_retention
+from retnet_hf.vision.manhattan_retention import (
     COMBINED_AT_ONCE,
     chunkwise_manhattan_retention,
     form_of_grid,
     manhattan_map,
     manhattan_retention,
 )
-from retnet_hf.ops.retention_forms import bidirectional_retention
 
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
