@@ -147,7 +147,7 @@ class Plan(OnDevice):
     def compute(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, state: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Computes `retain` from a state (B, M, K, V). Returns output, the new state or None if it is not needed, and map."""
+        """Computes `retain` from a state (B, M, K, V). Returns output, new state (None if not needed), and map."""
         log_decay, layout = self.log_decays[layer_idx], self.layout
         if self.in_place:
             return *self.kernels.step_(query, key, value, state, decay=self.decays(log_decay)), None
