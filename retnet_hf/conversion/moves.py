@@ -257,7 +257,6 @@ def written(
     config: dict[str, Any],
     plan: Callable[[dict[str, Shape] | None, dict | None], Conversion],
     moves: list[Move] | None = None,
-    meaning: Callable[[PreTrainedConfig], dict[str, Any]] = meaning,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Returns the foreign state dict and `config` after reading them back, for every `to_<format>`.
 
@@ -266,7 +265,6 @@ def written(
     Args:
         plan: the reader of the format.
         moves: moves of the model; if absent, the moves of the plan for `config` without shapes.
-        meaning: returns the values of a configuration that determine a model's outputs.
 
     Raises:
         ValueError: for a field of the configuration that would be read back with another meaning.
@@ -275,13 +273,13 @@ def written(
     try:
         content = json.loads(json.dumps(config))
         planned = plan(None, content) if moves is None else Conversion(target_format, type(model), ours, moves)
-        require_same(ours, planned.config, target_format, meaning)
+        require_same(ours, planned.config, target_format)
         state_dict = planned.reverse(model)
         shapes = shapes_of(state_dict)
         again = plan(shapes, content)
         if getattr(ours, "is_hybrid", False) and not again.config.is_hybrid:
             raise ValueError(f"the format {target_format} needs a plain RetNet, got a {type(model).__name__}.")
-        require_same(ours, again.config, target_format, meaning)
+        require_same(ours, again.config, target_format)
         again.check(shapes)
         if left := saved_tensors(model).keys() - {target for move in planned.moves for target in move.targets}:
             raise CheckpointError(f"it has no tensor for {min(left)}")
@@ -290,12 +288,7 @@ def written(
     return state_dict, config
 
 
-def require_same(
-    ours: PreTrainedConfig,
-    again: PreTrainedConfig,
-    target_format: str,
-    meaning: Callable[[PreTrainedConfig], dict[str, Any]],
-) -> None:
+def require_same(ours: PreTrainedConfig, again: PreTrainedConfig, target_format: str) -> None:
     """Raises ValueError for a field of a configuration that is read back from a format with another meaning."""
     said, read = meaning(ours), meaning(again)
     differing = [name for name, value in said.items() if read.get(name) != value]

@@ -21,8 +21,7 @@ from retnet_hf.vision.modeling_metaformer import (
 
 from .changes import Change, Reshaped
 from .errors import CheckpointError
-from .moves import Conversion, Move, backbone_moves, empty_model, model_from, saved_tensors, written
-from .requirements import image_meaning
+from .moves import Conversion, Move, backbone_moves, empty_model, model_from, saved_tensors
 from .shapes import Shape, body_of, renamed, shape_of
 
 
@@ -34,11 +33,6 @@ _SAME_FIELDS = (
     *("num_channels", "pool_size", "mlp_ratio", "depths", "hidden_sizes", "patch_sizes", "strides", "padding", "hidden_act"),
     *("drop_path_rate", "use_layer_scale", "layer_scale_init_value", "initializer_range"),
     *("id2label", "label2id", "problem_type"),
-)
-# Fields of MetaFormerConfig for other mixers than pooling.
-_OF_OTHER_MIXERS = (
-    *("num_attention_heads", "key_expansion", "value_expansion", "qkv_bias", "bidirectional", "decay_schedule"),
-    *("use_output_gate", "output_gate_act", "use_head_norm"),
 )
 _SCALES = ((r"\.mixer_branch\.scale$", ".layer_scale_1"), (r"\.mlp_branch\.scale$", ".layer_scale_2"))
 # Pairs of our name and transformers' name.
@@ -167,20 +161,3 @@ def from_poolformer(state_dict: Mapping[str, Tensor], config: dict[str, Any] | N
         CheckpointError: if a tensor is missing, left over, not finite, or has a wrong shape.
     """
     return model_from(plan, state_dict, config)
-
-
-def to_poolformer(
-    model: MetaFormerForImageClassification | MetaFormerModel,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns state dict and config.json of the same model for transformers' PoolFormer.
-
-    Raises:
-        ValueError: for a field of the configuration for which PoolFormer has no option.
-    """
-    ours = model.config
-    config = ours.to_dict()
-    fields = {field: config[field] for field in _SAME_FIELDS if field in config}
-    name = "PoolFormerModel" if isinstance(model, MetaFormerModel) else "PoolFormerForImageClassification"
-    theirs = {"architectures": [name], "model_type": "poolformer", "num_encoder_blocks": len(ours.depths)}
-    moves = planned_moves(ours, type(model), of_transformers=True)
-    return written(NAME, model, theirs | fields, plan, moves, lambda config: image_meaning(config, *_OF_OTHER_MIXERS))

@@ -1,31 +1,10 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Checks of a configuration before a model is written in another format."""
 
-import json
-from dataclasses import fields
 from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
-
-from retnet_hf.vision.configuration_vir import ViRConfig
-
-
-# Fields of image models that do not change their outputs: fields of training and backbones, and forms of one function.
-_WITHOUT_EFFECT = (
-    *("activation_dropout", "drop_path_rate", "embedding_dropout", "hidden_dropout", "initializer_range"),
-    *("layer_scale_init_value", "apply_layernorm", "_out_features", "_out_indices", "chunk_size", "retention_form"),
-    *("image_size", "decay_range"),  # added below for ViR
-)
-
-
-def image_meaning(config: PreTrainedConfig, *without: str) -> dict[str, Any]:
-    """Returns the values of an image model's configuration that determine its outputs, except the fields in `without`."""
-    ignored = {*without, *_WITHOUT_EFFECT, *(field.name for field in fields(PreTrainedConfig))}
-    said = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in ignored}
-    if isinstance(config, ViRConfig):
-        said |= {"image_size": config.image_shape, "patch_size": config.patch_shape, "decay_schedule": config.decays()}
-    return json.loads(json.dumps(said).replace('"swish"', '"silu"'))
 
 
 def require_fields(config: PreTrainedConfig, target_format: str, *allowed: tuple[Any, ...]) -> None:

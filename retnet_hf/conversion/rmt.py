@@ -16,8 +16,7 @@ from retnet_hf.vision.modeling_rmt import RMTBackbone, RMTForImageClassification
 
 from .changes import Change, Dropped, PairsApart, Reshaped
 from .errors import CheckpointError
-from .moves import Conversion, Move, backbone_moves, empty_model, model_from, saved_tensors, written, xpos_buffers
-from .requirements import image_meaning, require_fields
+from .moves import Conversion, Move, backbone_moves, empty_model, model_from, saved_tensors, xpos_buffers
 from .shapes import Shape, body_of, renamed, shape_of
 
 
@@ -154,38 +153,3 @@ def from_rmt(
             configuration.
     """
     return model_from(plan, state_dict, config)
-
-
-def to_rmt(model: RMTForImageClassification | RMTBackbone) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns state dict and constructor arguments of the same model for qhfan/RMT.
-
-    Raises:
-        ValueError: for a field of the configuration for which the original constructor has no argument.
-    """
-    ours, dense = model.config, isinstance(model, RMTBackbone)
-    require_fields(ours, NAME, ("token_classifier_input", None, "hidden_states"))  # only the released S* has the other
-    if len(ours.depths) != 4:
-        raise ValueError(f"depths must have four stages for the format {NAME}, got {ours.depths!r}.")
-    if dense and ours.out_features != ours.stage_names[1:]:
-        raise ValueError(f"out_features must be {ours.stage_names[1:]!r} for the format {NAME}, got {ours.out_features!r}.")
-    arguments = {
-        "in_chans": ours.num_channels,
-        "embed_dims": ours.hidden_sizes,
-        "depths": ours.depths,
-        "num_heads": ours.num_attention_heads,
-        "init_values": ours.decay_exponents,
-        "heads_ranges": ours.decay_exponent_ranges,
-        "mlp_ratios": ours.mlp_ratios,
-        "drop_path_rate": ours.drop_path_rate,
-        "chunkwise_recurrents": [kind == "decomposed" for kind in ours.attention_types],
-        "layerscales": ours.use_layer_scale,
-        "layer_init_values": ours.layer_scale_init_value,
-    }
-    if dense:
-        arguments |= {"out_indices": [0, 1, 2, 3]}
-    else:
-        token_label = ours.token_classifier_input is not None
-        arguments |= {"num_classes": ours.num_labels, "projection": ours.projection_size, "token_label": token_label}
-    without = ("projection_size", "projection_act", "token_classifier_input") if dense else ()
-    moves = planned_moves(ours, dense)
-    return written(NAME, model, arguments, plan, moves, lambda config: image_meaning(config, *without))

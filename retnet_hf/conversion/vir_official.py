@@ -16,10 +16,9 @@ from torch import Tensor
 from retnet_hf.vision.configuration_vir import ViRConfig
 from retnet_hf.vision.modeling_vir import ViRForImageClassification
 
-from .changes import Change, Dropped, Known, Split
+from .changes import Change, Dropped, Split
 from .errors import CheckpointError
-from .moves import Conversion, Move, empty_model, model_from, saved_tensors, written
-from .requirements import image_meaning
+from .moves import Conversion, Move, empty_model, model_from, saved_tensors
 from .shapes import Shape, renamed, shape_of
 
 
@@ -167,34 +166,3 @@ def from_vir_official(state_dict: Mapping[str, Tensor], config: dict[str, Any] |
             counterpart here.
     """
     return model_from(plan, state_dict, config)
-
-
-def to_vir_official(model: ViRForImageClassification) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns state dict and constructor arguments of the same model for anom63931/ViR.
-
-    Raises:
-        ValueError: for a field of the configuration for which the original constructor has no argument.
-    """
-    ours = model.config
-    mean = ours.pooling.startswith("mean")
-    class_token = ours.pooling in ("class_token", "mean_but_first")
-    arguments = {
-        "img_size": list(ours.image_shape),
-        "patch_size": ours.patch_size,
-        "in_chans": ours.num_channels,
-        "num_classes": ours.num_labels,
-        "global_pool": "avg" if mean else "token_last" if class_token else "final",
-        "encode_mode": "bidirectional" if ours.mirror_sequence else "autoregressive",
-        "embed_dim": ours.hidden_size,
-        "depth": ours.num_hidden_layers,
-        "num_heads": ours.num_attention_heads,
-        "mlp_ratio": ours.intermediate_size / ours.hidden_size,
-        "init_values": ours.layer_scale_init_value if ours.use_layer_scale else None,
-        "class_token": class_token,
-        "pos_drop_rate": ours.embedding_dropout,
-        "drop_path_rate": ours.drop_path_rate,
-    }
-    moves = planned_moves(ours, "fc_norm" if mean else "norm")
-    if ours.pooling == "mean_but_first":  # their model has this parameter without using it
-        moves.append(Move(("cls_token",), (), Known(torch.zeros(1, 1, ours.hidden_size, dtype=model.dtype))))
-    return written(NAME, model, arguments, plan, moves, image_meaning)

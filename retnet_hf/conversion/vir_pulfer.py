@@ -18,8 +18,7 @@ from retnet_hf.vision.modeling_vir import ViRForImageClassification
 
 from .changes import Change, Known
 from .errors import CheckpointError
-from .moves import Conversion, Move, empty_model, model_from, saved_tensors, written
-from .requirements import image_meaning, require_fields
+from .moves import Conversion, Move, empty_model, model_from, saved_tensors
 from .shapes import Shape, body_of, renamed, shape_of
 
 
@@ -162,28 +161,3 @@ def from_vir_pulfer(state_dict: Mapping[str, Tensor], config: dict[str, Any] | N
             `alphas`.
     """
     return model_from(plan, state_dict, config)
-
-
-def to_vir_pulfer(model: ViRForImageClassification) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns state dict and constructor arguments of the same model for BrianPulfer/vision-retention-networks.
-
-    Raises:
-        ValueError: for a field of the configuration for which the original constructor has no argument.
-    """
-    ours = model.config
-    fixed = ("num_channels", 3), ("intermediate_size", 4 * ours.hidden_size), ("use_per_head_projections", True)
-    require_fields(ours, NAME, *fixed)  # their code fixes these values
-    positions = math.prod(ours.grid_shape)
-    arguments = {
-        "image_size": list(ours.image_shape),
-        "patch_size": ours.patch_shape[0],
-        "depth": ours.num_hidden_layers,
-        "heads": ours.num_attention_heads,
-        "embed_dim": ours.hidden_size,
-        "max_len": positions,
-        "alphas": ours.decays(),
-        "dropout": ours.hidden_dropout,
-    }
-    moves = planned_moves(ours, "model.", positions)
-    theirs, arguments = written(NAME, model, arguments, plan, moves, image_meaning)
-    return {name: tensor.clone() for name, tensor in theirs.items()}, arguments  # the layers share masks

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from foreign_folders import foreign, fused, write_folder
+from foreign_images import to_poolformer
 from huggingface_hub import ModelCard
 from places import ROOT
 from safetensors.torch import load_file, save_file
@@ -37,7 +38,6 @@ from retnet_hf.conversion.converted_card import how_to_load
 from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.conversion.fla import to_fla
 from retnet_hf.conversion.formats import FORMATS
-from retnet_hf.conversion.poolformer import to_poolformer
 from retnet_hf.conversion.replaced_folder import require_replaceable
 from retnet_hf.conversion.torchscale import to_torchscale
 from retnet_hf.conversion.whole_files import whole, write_whole

@@ -9,6 +9,7 @@ import re
 
 import pytest
 import torch
+from foreign_images import to_poolformer
 from random_vision import shake_vision
 from small_metaformer import images, small_metaformer
 from small_models import close
@@ -20,7 +21,7 @@ from retnet_hf.conversion.checkpoint import Checkpoint
 from retnet_hf.conversion.converted_folder import write_folder
 from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.conversion.formats import format_of, plan_of
-from retnet_hf.conversion.poolformer import from_poolformer, plan, to_poolformer
+from retnet_hf.conversion.poolformer import from_poolformer, plan
 from retnet_hf.conversion.shapes import shapes_of
 
 
@@ -110,13 +111,6 @@ def test_there_and_back(model_class):
     assert (again.config.id2label, again.config.label2id) == (labels, label2id)
     for (name, tensor), expected in zip(again.state_dict().items(), ours.state_dict().values()):
         assert torch.equal(tensor, expected), name
-
-
-def test_what_poolformer_cannot_express():
-    with pytest.raises(ValueError, match=r"token_mixers must be \['pooling', .* for the format poolformer"):
-        to_poolformer(small_metaformer("all"))
-    with pytest.raises(ValueError, match="layer_norm_eps must be 1e-05 for the format poolformer"):
-        to_poolformer(small_metaformer("pooling", layer_norm_eps=1e-6))
 
 
 def test_a_folder_of_transformers_becomes_one_of_ours(tmp_path):

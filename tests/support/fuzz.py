@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 from foreign_folders import foreign, write_folder
+from foreign_images import to_rmt, to_vir_official
 from golden import SMALL, golden
 from small_models import small_model, word_tokenizer
 from small_rmt import small_rmt
@@ -36,9 +37,7 @@ from retnet_hf.cli.errors import InputError
 from retnet_hf.cli.main import main as command
 from retnet_hf.cli.text.conversation import Conversation
 from retnet_hf.cli.text.generation import sampling
-from retnet_hf.conversion.rmt import to_rmt
 from retnet_hf.conversion.torchscale import to_torchscale
-from retnet_hf.conversion.vir_official import to_vir_official
 
 
 MARKER = "executed"

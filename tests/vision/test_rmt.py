@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from foreign_images import to_rmt
 from golden import at_hand, golden
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageClassification
 
 from retnet_hf import RMTBackbone, RMTConfig, RMTForImageClassification, RMTModel
-from retnet_hf.conversion.rmt import from_rmt, to_rmt
+from retnet_hf.conversion.rmt import from_rmt
 from retnet_hf.vision.modeling_rmt import RMTAttention, RMTPositions
 
 
