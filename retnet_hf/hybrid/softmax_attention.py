@@ -69,11 +69,6 @@ class AttentionStateLayer(StateLayer):
         """Returns the marks of the stored columns, or None before the first token."""
         return Columns(self.document, self.count, self.position) if self.is_initialized else None
 
-    @property
-    def nbytes(self) -> int:
-        """Returns the bytes of keys, values and column marks."""
-        return sum(tensor.nbytes for tensor in self.saved() if tensor is not None)
-
     def reads(self, columns: Columns) -> Reading:
         """Returns the columns after new tokens are read. The result holds for all layers of this type."""
         tokens, columns = columns.count.shape[1], self.columns.followed_by(columns) if self.is_initialized else columns
@@ -155,7 +150,8 @@ class AttentionStateLayer(StateLayer):
 
     def reset_rows(self, rows: Tensor) -> None:
         super().reset_rows(rows)
-        self.document = self.document.masked_fill(rows[:, None], -1)  # columns of absent tokens
+        if self.is_initialized:
+            self.document = self.document.masked_fill(rows.to(self.document.device)[:, None], -1)  # columns of absent tokens
 
 
 STATE_LAYERS |= {

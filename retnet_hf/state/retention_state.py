@@ -12,9 +12,8 @@ the record, and all keys and values read since. `crop(-n)` applies all but the l
 import copy
 import os
 import weakref
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +27,6 @@ from .state_file import (
     STALE_MARK,
     STATE_DTYPES,
     FirstTokens,
-    check_names,
-    check_tensors,
     is_of_same_weights,
     joint_first_tokens,
     network_of,
@@ -37,6 +34,9 @@ from .state_file import (
     weights_mark,
     write_state_file,
 )
+
+
+States = TypeVar("States", bound="LayerStates")
 
 
 class StateLayer(CacheLayerMixin):
@@ -67,13 +67,13 @@ class StateLayer(CacheLayerMixin):
         self.record_past = self.borrowed = False
         self.last_ids: Tensor | None = None
 
-    @abstractmethod
     def _start_record(self) -> None:
         """Drops the record and, if `record_past` is set, starts a new one."""
+        self.last_ids = None
 
-    @abstractmethod
-    def join_(self, layers: list[Any]) -> None:
-        """Replaces the rows by the rows of all `layers`, one layer after the other."""
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises TypeError: a state of retention is no list of keys and values. A `Plan` reads and writes it."""
+        raise TypeError("a state of retention is not updated by keys and values: pass it to a layer of retention.")
 
     def saved(self) -> list[Tensor | None]:
         """Returns the attributes that form the state."""
@@ -93,9 +93,10 @@ class StateLayer(CacheLayerMixin):
         self.cumulative_length = self.cumulative_length.to(self.device)
         self.is_initialized, self.last_ids = True, None
 
-    def remember_last(self, input_ids: Tensor) -> None:
-        """Stores the last id of each row of ids (B, T), or None if the number of rows differs, as for packed documents."""
-        self.last_ids = input_ids[:, -1].clone() if input_ids.shape[0] == self.batch_size else None
+    @property
+    def nbytes(self) -> int:
+        """Returns the bytes of the tensors that form the state."""
+        return sum(tensor.nbytes for tensor in self.saved() if tensor is not None)
 
     def get_seq_length(self) -> Tensor | int:
         """Returns the number of columns read, including padding: 0 before the first token, then a copy, a 0-dim tensor."""
@@ -148,13 +149,6 @@ class StateLayer(CacheLayerMixin):
             self.device = torch.device(target)
             self.cumulative_length = self.cumulative_length.to(self.device)
 
-    def offload(self) -> None:
-        self._map(lambda tensor: tensor.to("cpu", non_blocking=True))
-
-    def prefetch(self) -> None:
-        if self.is_initialized and self.next_position.device != self.device:
-            self._map(lambda tensor: tensor.to(self.device, non_blocking=True))
-
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._map(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
@@ -166,9 +160,14 @@ class StateLayer(CacheLayerMixin):
 
     def reset_rows(self, rows: Tensor) -> None:
         """Resets the rows marked in (B,) bool, as `RetNetState.reset_rows` does for all layers."""
+        if not self.is_initialized:
+            return
+        if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != (self.batch_size,):
+            given = f"{tuple(rows.shape)} {rows.dtype}" if isinstance(rows, Tensor) else type(rows).__name__
+            raise ValueError(f"rows must be a tensor ({self.batch_size},) of bool, one for each row, got {given}.")
         fill = Tensor.masked_fill_ if self.can_be_overwritten() else Tensor.masked_fill
         self._start_record()
-        self._map(lambda tensor: fill(tensor, rows.view(-1, *[1] * (tensor.dim() - 1)), 0))
+        self._map(lambda tensor: fill(tensor, rows.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1)), 0))
 
     def can_be_overwritten(self) -> bool:
         """Returns whether the state may be changed in place."""
@@ -176,16 +175,18 @@ class StateLayer(CacheLayerMixin):
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         """Applies `change` to every tensor that has a row for each sequence, including recorded tensors."""
-        for name in (*self.SAVED[:-1], "last_ids") if self.is_initialized else ():
+        for name in (*self.SAVED, "last_ids") if self.is_initialized else ():
             tensor = getattr(self, name)
-            if tensor is not None:
+            if tensor is not None and name != "cumulative_length":
                 setattr(self, name, change(tensor))
 
-    def borrow(self) -> Any:
-        """Returns a layer that continues from this state without changing it. Nothing is copied."""
-        twin = copy.copy(self)
-        twin.borrowed, twin.record_past = True, False
-        return twin
+    def join_(self, layers: list[Any]) -> None:
+        """Replaces the rows by the rows of all `layers`, one layer after the other."""
+        joint = []
+        for name, own in zip(self.SAVED, self.saved()):
+            tensors = [getattr(layer, name).detach().to(self.device, own.dtype) for layer in layers]
+            joint.append(torch.stack(tensors).max() if name == "cumulative_length" else torch.cat(tensors))
+        self.fill_(*joint)
 
     def __deepcopy__(self, memo: dict) -> Any:
         """Returns an independent, detached copy."""
@@ -200,17 +201,6 @@ def first_in_use(layers: Sequence[StateLayer]) -> StateLayer:
         if layer.is_initialized:
             return layer
     return layers[0]
-
-
-class RecordedCall(NamedTuple):
-    """Inputs of one call of a layer that rewinding needs."""
-
-    key: Tensor  # (B, G, T, K) rotated
-    value: Tensor  # (B, G, T, V)
-    log_decay: Tensor  # (M,)
-    mask: Tensor | None  # (B, T) False where a token is absent
-    reset: Tensor | None  # (B|1, T) True where a document starts
-    next_position: Tensor  # (B|1, T) position that follows each token
 
 
 class RetNetStateLayer(StateLayer):
@@ -229,12 +219,8 @@ class RetNetStateLayer(StateLayer):
     def __init__(self, config: PreTrainedConfig | None = None, **kwargs) -> None:
         super().__init__()
         self.recurrent_states: Tensor | None = None
-        self._recorded: list[RecordedCall] = []
+        self._recorded: list[tuple[Tensor, tuple[Tensor | None, ...]]] = []  # decays and other inputs of each call
         self._recorded_from: tuple[Tensor | None, Tensor | None] = (None, None)  # state and position when recording began
-
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises TypeError: a state of retention is no list of keys and values. A `Plan` reads and writes it."""
-        raise TypeError("a state of retention is not updated by keys and values: pass it to a layer of retention.")
 
     def read(self, in_place: bool) -> Tensor | None:
         """Returns the state (B, M, K, V) from which a call continues, or None before the first token.
@@ -256,7 +242,8 @@ class RetNetStateLayer(StateLayer):
         """
         old = self.recurrent_states
         if self.record_past:
-            self._recorded.append(RecordedCall(key, value, log_decay, layout.present, layout.starts, layout.next_position))
+            inputs = (key, value, layout.present, layout.starts, layout.next_position)
+            self._recorded.append((log_decay, inputs))
         if state is not old:
             same = old is not None and (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
             if same and self.can_be_overwritten():
@@ -310,20 +297,20 @@ class RetNetStateLayer(StateLayer):
             RuntimeError: if nothing, or fewer tokens, were recorded.
             ValueError: for a positive argument.
         """
-        recorded = sum(call.key.shape[2] for call in self._recorded)
+        recorded = sum(inputs[0].shape[2] for _, inputs in self._recorded)
         removed = self.checked_removal(tokens_to_remove, recorded)
         if removed:
             (state, position), remaining = self._recorded_from, recorded - removed
-            for call in self._recorded:
-                kept = min(remaining, call.key.shape[2])
+            for log_decay, (key, value, *marks, next_position) in self._recorded:
+                kept = min(remaining, key.shape[2])
                 if kept == 0:
                     break
                 remaining -= kept
-                mask, reset = (None if marks is None else marks[:, :kept] for marks in (call.mask, call.reset))
-                key, value = call.key[:, :, :kept], call.value[:, :, :kept]
-                query = key.new_zeros(key.shape[0], call.log_decay.shape[0], *key.shape[2:])
-                _, state = retention(query, key, value, call.log_decay.to(key.device), state, mask, reset)
-                position = call.next_position[:, kept - 1].expand(key.shape[0])
+                mask, reset = (None if each is None else each[:, :kept] for each in marks)
+                key, value = key[:, :, :kept], value[:, :, :kept]
+                query = key.new_zeros(key.shape[0], log_decay.shape[0], *key.shape[2:])
+                _, state = retention(query, key, value, log_decay.to(key.device), state, mask, reset)
+                position = next_position[:, kept - 1].expand(key.shape[0])
             if state is None:  # the record started before the first token
                 state, position = torch.zeros_like(self.recurrent_states), torch.zeros_like(self.next_position)
             if self.can_be_overwritten():
@@ -340,25 +327,12 @@ class RetNetStateLayer(StateLayer):
         past = (self.recurrent_states, self.next_position) if self.record_past and self.is_initialized else (None, None)
         self._recorded_from = tuple(None if tensor is None else tensor.clone() for tensor in past)
 
-    def join_(self, layers: "list[RetNetStateLayer]") -> None:
-        device, dtype = self.device, self.dtype
-        self.fill_(
-            torch.cat([layer.recurrent_states.detach().to(device, dtype) for layer in layers]),
-            torch.cat([layer.next_position.to(device) for layer in layers]),
-            torch.stack([layer.cumulative_length.to(device) for layer in layers]).max(),
-        )
-
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        def rows(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else change(tensor)
+        def rows(tensor: Tensor) -> Tensor:  # marks of a call may have one row for all sequences
+            return change(tensor.expand(self.batch_size, *tensor.shape[1:]))
 
-        def record(call: RecordedCall) -> RecordedCall:
-            position = rows(call.next_position.expand(self.batch_size, -1))
-            reset = None if call.reset is None else rows(call.reset.expand(self.batch_size, -1))
-            return RecordedCall(rows(call.key), rows(call.value), call.log_decay, rows(call.mask), reset, position)
-
-        self._recorded = [record(call) for call in self._recorded]
-        self._recorded_from = tuple(rows(tensor) for tensor in self._recorded_from)
+        self._recorded = [(decay, pytree.tree_map_only(Tensor, rows, inputs)) for decay, inputs in self._recorded]
+        self._recorded_from = pytree.tree_map_only(Tensor, rows, self._recorded_from)
         super()._map(change)
 
 
@@ -401,7 +375,9 @@ def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
 def borrowed(cache: Cache) -> Cache:
     """Returns a cache that continues from `cache` without changing it. Nothing is copied."""
     twin = copy.copy(cache)
-    twin.layers = [layer.borrow() for layer in cache.layers]
+    twin.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in twin.layers:
+        layer.borrowed, layer.record_past = True, False
     return twin
 
 
@@ -411,20 +387,16 @@ def computes_layers_again(model: nn.Module) -> bool:
 
 
 class UpdatedOnce:
-    """A state for layers that may be recomputed: a layer updates it once. Recomputation reads the state before the update.
-
-    Attributes:
-        layers: this object, which is indexed by layer.
-    """
+    """The state of layers that may be recomputed: the first computation updates it, the others read it as it was before."""
 
     def __init__(self, cache: Cache) -> None:
-        self.cache, self.layers, self._before = cache, self, {}
+        self.layers, self._before, self._left = self, borrowed(cache).layers, dict(enumerate(cache.layers))
 
     def __getitem__(self, layer_idx: int) -> StateLayer:
-        if layer_idx in self._before:
-            return self._before[layer_idx].borrow()
-        layer = self.cache.layers[layer_idx]
-        self._before[layer_idx], layer.borrowed = layer.borrow(), True  # nothing is written into the previous state
+        if layer_idx not in self._left:
+            return copy.copy(self._before[layer_idx])
+        layer = self._left.pop(layer_idx)
+        layer.borrowed = True  # nothing is written into the previous state
         return layer
 
 
@@ -453,26 +425,94 @@ def past_of_call(model: nn.Module, cache: Cache | None, use_cache: bool) -> Cach
     return past
 
 
-def checked_rows(rows: Tensor, batch: int) -> Tensor:
-    """Returns `rows`. Raises ValueError unless they are (B,) bool, one for each row of a state."""
-    if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != (batch,):
-        given = f"{tuple(rows.shape)} {rows.dtype}" if isinstance(rows, Tensor) else type(rows).__name__
-        raise ValueError(f"rows must be a tensor ({batch},) of bool, one for each row, got {given}.")
-    return rows
+class LayerStates:
+    """States of several layers, with a row for each sequence: what `RetNetState` and `StreamState` have in common."""
+
+    class_name: ClassVar[str] = "RetNetState"  # of the format of a file
+
+    def named_layers(self) -> dict[str, StateLayer]:
+        """Returns the layers by their names in a file."""
+        return {f"layers.{index}": layer for index, layer in enumerate(self.layers)}
+
+    @property
+    def nbytes(self) -> int:
+        """Returns the bytes of all layers. Retention layers do not grow with the text, unless the past is recorded."""
+        return sum(layer.nbytes for layer in self.named_layers().values())
+
+    def clone(self: States) -> States:
+        """Returns an independent copy, detached where a gradient flows, for example to continue one text in two ways."""
+        return copy.deepcopy(self)
+
+    def to(self: States, target: torch.device | str | torch.dtype) -> States:
+        """Moves the state to a device, or casts it to float32 or float64, and returns it. Works in place, like a module's
+        `to`: accelerate's hooks call it on every argument of a layer, and layers must update this state and not a copy.
+
+        Raises:
+            ValueError: for other dtypes. Below float32 a state would lose what it accumulates.
+        """
+        is_dtype = isinstance(target, torch.dtype)
+        if is_dtype and target not in STATE_DTYPES:
+            raise ValueError(f"a state is kept in torch.float32 or torch.float64, not in {target}.")
+        for layer in self.named_layers().values():  # keys and values keep the model's dtype
+            moves = layer.is_initialized and (isinstance(layer, RetNetStateLayer) or not is_dtype)
+            if moves and layer.saved()[0].to(target) is not layer.saved()[0]:
+                layer.to_(target)
+        return self
+
+    def select(self: States, rows: Tensor | list[int]) -> States:
+        """Returns a new state with `rows` of this state, in that order: indices, which may be repeated, or one bool per row.
+
+        Raises:
+            ValueError: for something else than rows.
+        """
+        twin = self.clone()
+        layers, rows = list(twin.named_layers().values()), torch.as_tensor(rows)
+        batch = first_in_use(layers).batch_size
+        rows = rows.nonzero().flatten() if rows.dtype == torch.bool and rows.shape == (batch,) else rows
+        if rows.dim() != 1 or rows.numel() == 0 or rows.is_floating_point() or rows.dtype == torch.bool:
+            raise ValueError(
+                f"rows must be a list of one or more indices, or one bool for each of the {batch} rows, got {rows}."
+            )
+        for layer in layers:
+            layer.batch_select_indices(rows.long())
+        return twin
+
+    def reset_rows(self, rows: Tensor) -> None:
+        """Resets the rows that are True in `rows`, (B,) bool, without reading its values in Python.
+
+        Drops the record of the past. Retention layers are changed in place if no gradient is recorded, as in a call.
+
+        Raises:
+            ValueError: if the number of rows differs from the number in the state.
+        """
+        for layer in self.named_layers().values():
+            layer.reset_rows(rows)
+
+    def named_tensors(self) -> dict[str, Tensor | None]:
+        """Returns the tensors that form the state by their names in a file."""
+        layers = self.named_layers().items()
+        return {f"{name}.{part}": getattr(layer, part) for name, layer in layers for part in layer.SAVED}
+
+    def _write(self, path: str | os.PathLike, fingerprint: str, mark: str | None) -> None:
+        if any(not layer.is_initialized for layer in self.named_layers().values()):
+            raise ValueError("a state with a layer that has read nothing cannot be saved.")
+        write_state_file(path, self.named_tensors(), fingerprint, mark, self.class_name)
+
+    def _read(
+        self,
+        path: str | os.PathLike,
+        fingerprint: str,
+        shapes: Callable[[dict[str, Tensor]], dict[str, tuple[int, ...]]],
+        device: torch.device | str,
+    ) -> str | None:
+        """Fills the state from a file and returns the mark of the weights. `shapes` of the tensors that the file holds."""
+        tensors, mark = read_state_file(path, fingerprint, self.named_tensors(), shapes, self.class_name)
+        for name, layer in self.named_layers().items():
+            layer.fill_(*(tensors[f"{name}.{part}"].to(device) for part in layer.SAVED))
+        return mark
 
 
-def row_indices(rows: Tensor | list[int], batch: int) -> Tensor:
-    """Returns the indices of rows, which are given as indices or as bool for each row. Raises ValueError for others."""
-    rows = torch.as_tensor(rows)
-    rows = rows.nonzero().flatten() if rows.dtype == torch.bool and rows.shape == (batch,) else rows
-    if rows.dim() != 1 or rows.numel() == 0 or rows.is_floating_point() or rows.dtype == torch.bool:
-        raise ValueError(
-            f"rows must be a list of one or more indices, or one bool for each of the {batch} rows, got {rows}."
-        )
-    return rows.long()
-
-
-class RetNetState(Cache):
+class RetNetState(LayerStates, Cache):
     """The state of a whole model: exact, constant in size, and an ordinary cache for `generate()`, beams and pipelines.
 
     A call of a model with `use_cache=True` updates the state in place. Use `clone()` first to keep the old state.
@@ -571,31 +611,6 @@ class RetNetState(Cache):
         """Returns whether `generate()` should compile the decode step if it can. Users may always compile it."""
         return self._compileable
 
-    @property
-    def nbytes(self) -> int:
-        """Returns the bytes of all layers. Retention layers do not grow with the text, unless the past is recorded."""
-        return sum(layer.nbytes for layer in self.layers)
-
-    def clone(self) -> "RetNetState":
-        """Returns an independent copy, for example to continue one text in two ways."""
-        return copy.deepcopy(self)
-
-    def to(self, target: torch.device | str | torch.dtype) -> "RetNetState":
-        """Moves the state to a device, or casts it to float32 or float64, and returns it. Works in place, like a module's
-        `to`: accelerate's hooks call it on every argument of a layer, and layers must update this state and not a copy.
-
-        Raises:
-            ValueError: for other dtypes. Below float32 a state would lose what it accumulates.
-        """
-        if isinstance(target, torch.dtype) and target not in STATE_DTYPES:
-            raise ValueError(f"a state is kept in torch.float32 or torch.float64, not in {target}.")
-        for layer in self.layers:
-            if isinstance(target, torch.dtype) and not isinstance(layer, RetNetStateLayer):
-                continue  # keys and values keep the model's dtype
-            if layer.is_initialized and layer.saved()[0].to(target) is not layer.saved()[0]:
-                layer.to_(target)
-        return self
-
     @classmethod
     def zeros(
         cls,
@@ -620,24 +635,6 @@ class RetNetState(Cache):
             matrices = torch.zeros(sequences, *config.state_shape(index), dtype=dtype, device=device)
             layer.fill_(matrices, position, length)
         return state
-
-    def select(self, rows: Tensor | list[int]) -> "RetNetState":
-        """Returns a new state with `rows` of this state, in that order. Rows may be repeated."""
-        twin = self.clone()
-        twin.batch_select_indices(row_indices(rows, self.batch_size))
-        return twin
-
-    def reset_rows(self, rows: Tensor) -> None:
-        """Resets the rows that are True in `rows`, (B,) bool, without reading its values in Python.
-
-        Drops the record of the past. Retention layers are changed in place if no gradient is recorded, as in a call.
-
-        Raises:
-            ValueError: if the number of rows differs from the number in the state.
-        """
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.reset_rows(checked_rows(rows, layer.batch_size).to(layer.next_position.device))
 
     def repeat(self, times: int) -> "RetNetState":
         """Returns a new state with every row repeated `times` times, side by side, to sample often after one prefix."""
@@ -680,14 +677,12 @@ class RetNetState(Cache):
         Raises:
             ValueError: if the state has read nothing, or has only one tensor parallel rank's share of the heads.
         """
-        if any(not layer.is_initialized for layer in self.layers):
-            raise ValueError("a state with a layer that has read nothing cannot be saved.")
         for index, layer in enumerate(self.layers):
             retains, held = isinstance(layer, RetNetStateLayer), layer.saved()[0]
             all_heads = self.config.state_heads(index) if retains else self.config.mixer_sizes(index)[1]
-            if held.shape[1] != all_heads:
+            if held is not None and held.shape[1] != all_heads:
                 raise ValueError(f"a state of all {all_heads} heads can be saved, not a rank's share of {held.shape[1]}.")
-        write_state_file(path, _named_tensors(self), self.config.state_fingerprint, self.weights_mark)
+        self._write(path, self.config.state_fingerprint, self.weights_mark)
 
     @classmethod
     def load(
@@ -715,13 +710,10 @@ class RetNetState(Cache):
             raise TypeError(f"config must be a configuration or a model, got {config!r}.")
         state = cls(config if model is None else model.config)
 
-        def check(tensors: dict[str, Tensor]) -> None:
-            check_names(path, tensors, _named_tensors(state))
-            first = {part: tensors[f"layers.0.{part}"] for part in ("next_position", "cumulative_length")}
-            batch = first["next_position"].shape[:1]
+        def shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+            batch, shapes = tensors["layers.0.next_position"].shape[:1], {}
             if batch == (0,):
                 raise ValueError(f"{path} holds the state of no sequence.")
-            shapes = {}
             for name, tensor in tensors.items():
                 _, index, part = name.split(".")
                 _, groups, key_dim, value_dim = state.config.mixer_sizes(int(index))
@@ -733,34 +725,26 @@ class RetNetState(Cache):
                     "next_position": (*batch,),
                     "cumulative_length": (),
                 }.get(part, (*batch, *columns))  # document, count and position of each column
-            check_tensors(path, tensors, shapes, one_dtype=True)
-            for name, tensor in tensors.items():  # position and length are equal in all layers
-                if not torch.equal(tensor, first.get(name.split(".")[2], tensor)):
-                    raise ValueError(f"{path} holds {name} that differs from the first layer's tensor.")
+            return shapes
 
-        tensors, mark = read_state_file(path, state.config.state_fingerprint, check)
+        mark = state._read(path, state.config.state_fingerprint, shapes, device)
         for index, layer in enumerate(state.layers):
-            layer.fill_(*(tensors[f"layers.{index}.{name}"].to(device) for name in layer.SAVED))
+            for part in ("next_position", "cumulative_length"):
+                if not torch.equal(getattr(layer, part), getattr(state.layers[0], part)):
+                    raise ValueError(f"{path} holds layers.{index}.{part} that differs from the first layer's tensor.")
         state._mark = None if other_weights else mark
         if model is not None:
             state.require_weights(model)
         return state
 
 
-def _named_tensors(state: RetNetState) -> dict[str, Tensor | None]:
-    return {
-        f"layers.{index}.{name}": getattr(layer, name) for index, layer in enumerate(state.layers) for name in layer.SAVED
-    }
+def _flatten(state: RetNetState) -> tuple[list[Tensor | None], tuple[PreTrainedConfig, bool]]:
+    return list(state.named_tensors().values()), (state.config, state.is_compileable)
 
 
 def _flatten_with_keys(state: RetNetState) -> tuple[list[tuple[pytree.KeyEntry, Tensor | None]], tuple]:
-    named = [(pytree.MappingKey(name), tensor) for name, tensor in _named_tensors(state).items()]
-    return named, (state.config, state.is_compileable)
-
-
-def _flatten(state: RetNetState) -> tuple[list[Tensor | None], tuple[PreTrainedConfig, bool]]:
-    named, context = _flatten_with_keys(state)
-    return [tensor for _, tensor in named], context
+    tensors, context = _flatten(state)
+    return list(zip(map(pytree.MappingKey, state.named_tensors()), tensors)), context
 
 
 def _unflatten(tensors: list[Tensor | None], context: tuple[PreTrainedConfig, bool]) -> RetNetState:
