@@ -47,6 +47,7 @@ class AttentionStateLayer(StateLayer):
 
     Args:
         reach: the tokens that a token sees. The state drops columns that no later token can see.
+        sizes: (G, K, V), numbers of heads and sizes of keys and values.
 
     Attributes:
         keys, values: (B, G, S, K) rotated, and (B, G, S, V). document, count, position: (B, S), as in `Columns`.
@@ -54,9 +55,9 @@ class AttentionStateLayer(StateLayer):
 
     SAVED = ("keys", "values", "document", "count", "position", "next_position", "cumulative_length")
 
-    def __init__(self, reach: AttentionSpan = EVERYTHING, **kwargs) -> None:
+    def __init__(self, reach: AttentionSpan = EVERYTHING, sizes: tuple[int, ...] = (), **kwargs) -> None:
         super().__init__()
-        self.reach = reach
+        self.reach, self.sizes = reach, sizes
         self.is_sliding = reach.window is not None
         self._forget()
 
@@ -68,6 +69,11 @@ class AttentionStateLayer(StateLayer):
     def columns(self) -> Columns | None:
         """Returns the marks of the stored columns, or None before the first token."""
         return Columns(self.document, self.count, self.position) if self.is_initialized else None
+
+    def shapes(self, batch: int, columns: int) -> list[tuple[int, ...]]:
+        heads, key_dim, value_dim = self.sizes
+        marks = [(batch, columns)] * 3
+        return [(batch, heads, columns, key_dim), (batch, heads, columns, value_dim), *marks, (batch,), ()]
 
     def reads(self, columns: Columns) -> Reading:
         """Returns the columns after new tokens are read. The result holds for all layers of this type."""
@@ -123,7 +129,8 @@ class AttentionStateLayer(StateLayer):
         self.keys, self.values = (chosen(numbers, 2, places) for numbers in (keys, values))
         self.next_position, self.cumulative_length = next_position, cumulative_length
         self.lazy_initialization(keys)
-        self.record_past, self._recorded = False, 0
+        self.record_past = False
+        self._start_record()
 
     def join_(self, layers: "list[AttentionStateLayer]") -> None:
         """Replaces the rows with the rows of all `layers`. Absent columns pad shorter ones at the front."""
@@ -155,8 +162,10 @@ class AttentionStateLayer(StateLayer):
 
 
 STATE_LAYERS |= {
-    "full_attention": lambda config: AttentionStateLayer(),
-    "sliding_attention": lambda config: AttentionStateLayer(AttentionSpan.of(config, "sliding_attention")),
+    "full_attention": lambda config, layer: AttentionStateLayer(EVERYTHING, config.mixer_sizes(layer)[1:]),
+    "sliding_attention": lambda config, layer: AttentionStateLayer(
+        AttentionSpan.of(config, "sliding_attention"), config.mixer_sizes(layer)[1:]
+    ),
 }
 
 

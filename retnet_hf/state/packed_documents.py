@@ -14,33 +14,21 @@ from transformers.configuration_utils import PreTrainedConfig
 from ..ops.kernels import TORCH, Kernels
 from ..ops.layout import Layout, checked_offsets, checked_positions
 from ..ops.plan import Plan
-from ..ops.retention_packed import PackedDocuments, packed_documents, packed_step_, retention_of_documents
+from ..ops.retention_packed import packed_documents, packed_step_, retention_of_documents
 from .retention_state import RetNetStateLayer, StateLayer, first_in_use, require_retention_alone
 
 
 class PackedLayout(Layout):
     """The layout of packed documents that each continue from a row of a state.
 
-    Args:
+    Attributes:
         documents: groups and chunks of the documents.
         rows: (D,) distinct rows of the state, one per document; None if document i continues from row i.
         begins: (D,) bool, whether a document ignores its row and starts from an empty state; None if none does.
-        position: (1, T). document_position: (D,) position that follows each document.
+        document_position: (D,) position that follows each document. position: (1, T).
     """
 
     in_parts = True
-
-    def __init__(
-        self,
-        documents: PackedDocuments,
-        rows: Tensor | None,
-        begins: Tensor | None,
-        position: Tensor,
-        document_position: Tensor,
-    ) -> None:
-        super().__init__(position, position + 1, continues=True)
-        self.documents, self.rows, self.begins, self.document_position = documents, rows, begins, document_position
-        self.tokens, self.is_step = documents.longest, documents.longest == 1
 
     def advance_(self) -> None:
         """Updates positions and lengths as in `Layout`. With rows, the length becomes the largest next position."""
@@ -141,19 +129,23 @@ def continued_layout(
 
     lengths = boundaries.diff()
     past_position = past_position.to(lengths)
+    begins, document_position = None, past_position + lengths
     if position_ids is None:
         before = (past_position - boundaries[:-1]).repeat_interleave(lengths, output_size=length)
         position = (before + torch.arange(length, device=boundaries.device))[None]
-        return PackedLayout(documents, rows, None, position, past_position + lengths)
-    position = checked_positions((1, length), position_ids)
-    if position.device.type == "cpu" and not torch.compiler.is_compiling():  # on a GPU the host would have to wait
-        restarts = 1 + (position[0].diff() <= 0).nonzero()[:, 0]
-        if not torch.isin(restarts, boundaries).all():
-            raise ValueError("position_ids must increase within each document of cu_seq_lens_q.")
-    last = position[0, (boundaries[1:] - 1).clamp(min=0)] + 1
-    document_position = torch.where(lengths > 0, last, past_position)
-    starts = position[0, boundaries[:-1].clamp(max=length - 1)]
-    begins = ((starts == 0) | (starts < past_position)) & (lengths > 0)
-    if device.type == "cpu" and not begins.any():  # on a GPU the host would have to wait for the result
-        begins = None
-    return PackedLayout(documents, rows, begins, position, document_position)
+    else:
+        position = checked_positions((1, length), position_ids)
+        if position.device.type == "cpu" and not torch.compiler.is_compiling():  # on a GPU the host would have to wait
+            restarts = 1 + (position[0].diff() <= 0).nonzero()[:, 0]
+            if not torch.isin(restarts, boundaries).all():
+                raise ValueError("position_ids must increase within each document of cu_seq_lens_q.")
+        last = position[0, (boundaries[1:] - 1).clamp(min=0)] + 1
+        document_position = torch.where(lengths > 0, last, past_position)
+        starts = position[0, boundaries[:-1].clamp(max=length - 1)]
+        begins = ((starts == 0) | (starts < past_position)) & (lengths > 0)
+        if device.type == "cpu" and not begins.any():  # on a GPU the host would have to wait for the result
+            begins = None
+    layout = PackedLayout(position, position + 1, continues=True)
+    layout.documents, layout.rows, layout.begins, layout.document_position = documents, rows, begins, document_position
+    layout.tokens, layout.is_step = documents.longest, documents.longest == 1
+    return layout

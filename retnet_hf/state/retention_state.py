@@ -12,6 +12,7 @@ the record, and all keys and values read since. `crop(-n)` applies all but the l
 import copy
 import os
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -79,6 +80,10 @@ class StateLayer(CacheLayerMixin):
         """Returns the attributes that form the state."""
         return [getattr(self, name) for name in self.SAVED]
 
+    @abstractmethod
+    def shapes(self, batch: int, columns: int) -> list[tuple[int, ...]]:
+        """Returns the shapes of the saved attributes, for softmax attention with a number of stored columns."""
+
     def fill_(self, *saved: Tensor) -> None:
         """Replaces the state by the attributes that `SAVED` names. Ends the record of the past."""
         for name, tensor in zip(self.SAVED, saved):
@@ -91,7 +96,7 @@ class StateLayer(CacheLayerMixin):
         """Sets the dtype and device of the state from `key_states`."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.cumulative_length = self.cumulative_length.to(self.device)
-        self.is_initialized, self.last_ids = True, None
+        self.is_initialized = True
 
     @property
     def nbytes(self) -> int:
@@ -138,16 +143,6 @@ class StateLayer(CacheLayerMixin):
                 f"crop can remove at most the {recorded} tokens recorded since the last crop, not {-tokens_to_remove}."
             )
         return -tokens_to_remove
-
-    def to_(self, target: torch.device | str | torch.dtype) -> None:
-        """Moves the state to another device or casts it to another dtype."""
-        if isinstance(target, torch.dtype):
-            self._map(lambda tensor: tensor.to(target) if tensor.is_floating_point() else tensor)
-            self.dtype = target
-        else:
-            self._map(lambda tensor: tensor.to(target))
-            self.device = torch.device(target)
-            self.cumulative_length = self.cumulative_length.to(self.device)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._map(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
@@ -216,11 +211,15 @@ class RetNetStateLayer(StateLayer):
     supports_packed_documents = True
     rows: Tensor | None = None
 
-    def __init__(self, config: PreTrainedConfig | None = None, **kwargs) -> None:
+    def __init__(self, config: PreTrainedConfig | None = None, layer_idx: int = 0, **kwargs) -> None:
         super().__init__()
+        self.config, self.layer_idx = config, layer_idx
         self.recurrent_states: Tensor | None = None
         self._recorded: list[tuple[Tensor, tuple[Tensor | None, ...]]] = []  # decays and other inputs of each call
         self._recorded_from: tuple[Tensor | None, Tensor | None] = (None, None)  # state and position when recording began
+
+    def shapes(self, batch: int, columns: int) -> list[tuple[int, ...]]:
+        return [(batch, *self.config.state_shape(self.layer_idx)), (batch,), ()]
 
     def read(self, in_place: bool) -> Tensor | None:
         """Returns the state (B, M, K, V) from which a call continues, or None before the first token.
@@ -336,9 +335,9 @@ class RetNetStateLayer(StateLayer):
         super()._map(change)
 
 
-# Functions that create the state of a layer, by the names in `config.layer_types`.
+# Functions that create the state of a layer with an index, by the names in `config.layer_types`.
 # softmax_attention.py adds entries, so that this file need not import it.
-STATE_LAYERS: dict[str, Callable[[PreTrainedConfig], StateLayer]] = {"linear_attention": RetNetStateLayer}
+STATE_LAYERS: dict[str, Callable[[PreTrainedConfig, int], StateLayer]] = {"linear_attention": RetNetStateLayer}
 
 
 def require_retention_alone(config: PreTrainedConfig) -> None:
@@ -456,7 +455,8 @@ class LayerStates:
         for layer in self.named_layers().values():  # keys and values keep the model's dtype
             moves = layer.is_initialized and (isinstance(layer, RetNetStateLayer) or not is_dtype)
             if moves and layer.saved()[0].to(target) is not layer.saved()[0]:
-                layer.to_(target)
+                layer._map(lambda tensor: tensor if is_dtype and not tensor.is_floating_point() else tensor.to(target))
+                layer.lazy_initialization(layer.saved()[0])
         return self
 
     def select(self: States, rows: Tensor | list[int]) -> States:
@@ -498,18 +498,13 @@ class LayerStates:
             raise ValueError("a state with a layer that has read nothing cannot be saved.")
         write_state_file(path, self.named_tensors(), fingerprint, mark, self.class_name)
 
-    def _read(
-        self,
-        path: str | os.PathLike,
-        fingerprint: str,
-        shapes: Callable[[dict[str, Tensor]], dict[str, tuple[int, ...]]],
-        device: torch.device | str,
-    ) -> str | None:
-        """Fills the state from a file and returns the mark of the weights. `shapes` of the tensors that the file holds."""
-        tensors, mark = read_state_file(path, fingerprint, self.named_tensors(), shapes, self.class_name)
+    def shapes(self, batch: int, tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of the tensors that form the state. Softmax attention has as many columns as in `tensors`."""
+        shapes = {}
         for name, layer in self.named_layers().items():
-            layer.fill_(*(tensors[f"{name}.{part}"].to(device) for part in layer.SAVED))
-        return mark
+            columns = tensors[f"{name}.document"].shape[-1] if f"{name}.document" in tensors else 0
+            shapes |= {f"{name}.{part}": size for part, size in zip(layer.SAVED, layer.shapes(batch, columns))}
+        return shapes
 
 
 class RetNetState(LayerStates, Cache):
@@ -527,7 +522,8 @@ class RetNetState(LayerStates, Cache):
 
     def __init__(self, config: PreTrainedConfig, compileable: bool = False) -> None:
         self.config = config.get_text_config(decoder=True)
-        super().__init__(layers=[STATE_LAYERS[kind](self.config) for kind in self.config.layer_types])
+        kinds = enumerate(self.config.layer_types)
+        super().__init__(layers=[STATE_LAYERS[kind](self.config, layer_idx) for layer_idx, kind in kinds])
         self._compileable = compileable and all(layer.is_compileable for layer in self.layers)
         self._writer: Callable[[], nn.Module | None] | None = None  # a weak reference to the model that wrote the state
         self._mark: str | None = None  # mark of the weights that computed a loaded state
@@ -677,9 +673,8 @@ class RetNetState(LayerStates, Cache):
         Raises:
             ValueError: if the state has read nothing, or has only one tensor parallel rank's share of the heads.
         """
-        for index, layer in enumerate(self.layers):
-            retains, held = isinstance(layer, RetNetStateLayer), layer.saved()[0]
-            all_heads = self.config.state_heads(index) if retains else self.config.mixer_sizes(index)[1]
+        for layer in self.layers:
+            held, all_heads = layer.saved()[0], layer.shapes(1, 1)[0][1]
             if held is not None and held.shape[1] != all_heads:
                 raise ValueError(f"a state of all {all_heads} heads can be saved, not a rank's share of {held.shape[1]}.")
         self._write(path, self.config.state_fingerprint, self.weights_mark)
@@ -709,25 +704,7 @@ class RetNetState(LayerStates, Cache):
         if model is None and not isinstance(config, PreTrainedConfig):
             raise TypeError(f"config must be a configuration or a model, got {config!r}.")
         state = cls(config if model is None else model.config)
-
-        def shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
-            batch, shapes = tensors["layers.0.next_position"].shape[:1], {}
-            if batch == (0,):
-                raise ValueError(f"{path} holds the state of no sequence.")
-            for name, tensor in tensors.items():
-                _, index, part = name.split(".")
-                _, groups, key_dim, value_dim = state.config.mixer_sizes(int(index))
-                columns = tensors.get(f"layers.{index}.document", tensor).shape[-1:]  # in softmax attention
-                shapes[name] = {
-                    "recurrent_states": (*batch, *state.config.state_shape(int(index))),
-                    "keys": (*batch, groups, *columns, key_dim),
-                    "values": (*batch, groups, *columns, value_dim),
-                    "next_position": (*batch,),
-                    "cumulative_length": (),
-                }.get(part, (*batch, *columns))  # document, count and position of each column
-            return shapes
-
-        mark = state._read(path, state.config.state_fingerprint, shapes, device)
+        mark = read_state_file(path, state, state.config.state_fingerprint, device)
         for index, layer in enumerate(state.layers):
             for part in ("next_position", "cumulative_length"):
                 if not torch.equal(getattr(layer, part), getattr(state.layers[0], part)):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,21 +118,17 @@ def first_tokens_of(
     """
     if needs_autograd() or module.training:
         return ()
-    length, device, absent = outputs.shape[1], outputs.device, None if mask is None else mask == 0
+    length, device = outputs.shape[1], outputs.device
     count = min(NUM_FIRST_TOKENS, length)
-    if absent is not None:
-        begin, row = torch.where(absent.all(1), length, absent.byte().argmin(1)).min(0, keepdim=True)
-        columns = begin.clamp(max=length - count) + torch.arange(count, device=mask.device)
+    absent = torch.zeros(outputs.shape[:2], dtype=torch.bool, device=device) if mask is None else mask == 0
+    begin, row = torch.where(absent.all(1), length, absent.byte().argmin(1)).min(0, keepdim=True)
+    columns = begin.clamp(max=length - count) + torch.arange(count, device=absent.device)
     first = {}
     for name, part in (inputs | {"outputs": outputs, "absent": absent}).items():
-        if part is not None and absent is None:
-            first[name] = part.detach()[:1, :count].clone()
-        elif part is not None:
-            rows = part.detach().expand(len(outputs), *part.shape[1:])
-            first[name] = rows.index_select(0, row.to(part.device)).index_select(1, columns.to(part.device))
-    outputs = first.pop("outputs")
-    if absent is not None:
-        outputs.masked_fill_(first.pop("absent")[..., None].to(device), 0)
+        if part is not None:
+            rows = part.detach().expand(len(outputs), *part.shape[1:]).index_select(1, columns.to(part.device))
+            first[name] = rows.index_select(0, row.to(part.device))
+    outputs = first.pop("outputs").masked_fill_(first.pop("absent")[..., None].to(device), 0)
     autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     return (FirstTokens(first, outputs, autocast),)
 
@@ -190,22 +186,14 @@ def write_state_file(
         raise
 
 
-def read_state_file(
-    path: str | os.PathLike,
-    fingerprint: str,
-    names: Collection[str],
-    shapes: Callable[[dict[str, Tensor]], dict[str, tuple[int, ...]]],
-    class_name: str = "RetNetState",
-) -> tuple[dict[str, Tensor], str | None]:
-    """Returns the tensors that `write_state_file` wrote, and the mark of the weights. The arguments are the same.
-
-    Args:
-        names: names of the tensors of a state of the model. shapes: returns their shapes, given the tensors in the file.
+def read_state_file(path: str | os.PathLike, state: Any, fingerprint: str, device: torch.device | str) -> str | None:
+    """Fills a state, `LayerStates`, from a file that `write_state_file` wrote. Returns the mark of the weights.
 
     Raises:
         ValueError: if the file is not a saved state, is damaged, or belongs to a model of another configuration.
         OSError: if the file cannot be opened.
     """
+    names, file_format = state.named_tensors(), FORMATS[state.class_name]
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -215,20 +203,23 @@ def read_state_file(
         raise
     except Exception as error:  # a damaged header can cause any error
         raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
-    if metadata.get("format") != FORMATS[class_name]:
-        raise ValueError(f"{path} does not hold a saved {class_name} of the format {FORMATS[class_name]}.")
+    if metadata.get("format") != file_format:
+        raise ValueError(f"{path} does not hold a saved {state.class_name} of the format {file_format}.")
     if metadata.get("fingerprint") != fingerprint:
         raise ValueError(f"{path} holds the state of a model of another configuration than this one.")
     if missing := sorted(set(names) - set(tensors)):
         raise ValueError(f"{path} lacks {missing[0]}.")
     if foreign := sorted(set(tensors) - set(names)):
         raise ValueError(f"{path} holds {foreign[0]}, which is no part of a state.")
-    expected = shapes(tensors)
+    first = next(tensors[name] for name in names if name.endswith((".next_position", ".tail")))
+    if first.shape[:1] == (0,):
+        raise ValueError(f"{path} holds the state of no sequence.")
+    expected = state.shapes(first.shape[0] if first.dim() else 1, tensors)
     found = {name.rpartition(".")[2]: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
     for name, tensor in tensors.items():
         part = name.rpartition(".")[2]
         allowed = DTYPES.get(part, (torch.int64,))
-        if class_name == "RetNetState" and found.get(part) in allowed:  # layers of streams may differ
+        if state.class_name == "RetNetState" and found.get(part) in allowed:  # layers of streams may differ
             allowed = (found[part],)
         if tensor.shape != expected[name] or tensor.dtype not in allowed:
             given, wanted = f"{tuple(tensor.shape)} {tensor.dtype}", " or ".join(map(str, allowed))
@@ -239,7 +230,9 @@ def read_state_file(
             raise ValueError(f"{path} holds {name} with values that are not finite.")
     if metadata.get("sha256") != _checksum(metadata, tensors):
         raise ValueError(f"{path} is damaged: its contents have changed since it was saved.")
-    return tensors, metadata.get("weights")
+    for name, layer in state.named_layers().items():
+        layer.fill_(*(tensors[f"{name}.{part}"].to(device) for part in layer.SAVED))
+    return metadata.get("weights")
 
 
 def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:

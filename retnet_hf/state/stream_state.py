@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .retention_state import LayerStates, RetNetState, StateLayer
-from .state_file import STALE_MARK, FirstTokens, is_of_same_weights, joint_first_tokens, weights_mark
+from .state_file import STALE_MARK, FirstTokens, is_of_same_weights, joint_first_tokens, read_state_file, weights_mark
 
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")  # of torch.compile, checkpointing, FSDP
@@ -26,14 +26,9 @@ def checked_call(
     mask: Tensor | None = None,
     documents: Tensor | None = None,
 ) -> tuple[Any, Tensor]:
-    """Returns the layer's part of the state, or None, and the hidden states, with zeros for absent tokens.
+    """Returns the layer's part of the state, a `kind` or None, and the hidden states with zeros for absent tokens.
 
-    Args:
-        kind: type of the part. size: D of hidden states (B, T, D).
-
-    Raises:
-        TypeError: if the part is not of the type `kind`.
-        ValueError: if the arguments of a streaming layer do not fit each other.
+    Raises the errors of the layer's `forward`. `size` is D of hidden states (B, T, D).
     """
     own = state[layer] if isinstance(state, StreamState) else state
     if own is not None and not isinstance(own, kind):
@@ -69,6 +64,9 @@ class ConvolutionState(StateLayer, LayerStates):
         super().__init__()
         self.shape, self.tail = shape, None
         self.first_tokens: tuple[FirstTokens, ...] = ()
+
+    def shapes(self, batch: int, columns: int) -> list[tuple[int, ...]]:
+        return [(batch, *self.shape)]
 
     @property
     def layers(self) -> "list[ConvolutionState]":
@@ -158,23 +156,11 @@ class StreamState(LayerStates):
             raise ValueError(f"a StreamState has the dtypes of its layers and moves to devices alone, got {device}.")
         return super().to(device)
 
-    def _shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of all tensors by their names in a file."""
-        shapes = {}
-        for name, layer in self.layers.items():
-            part = self[layer]
-            if isinstance(part, ConvolutionState):
-                shapes[f"{name}.tail"] = (batch, *part.shape)
-            else:
-                shapes[f"{name}.recurrent_states"] = (batch, *part.config.state_shape(0))
-                shapes |= {f"{name}.next_position": (batch,), f"{name}.cumulative_length": ()}
-        return shapes
-
     @property
     def fingerprint(self) -> str:
         """Returns a hash of what the state depends on: names and shapes of the parts, and the options of retention."""
         options = [part.config.state_fingerprint for part in self.parts.values() if isinstance(part, RetNetState)]
-        return hashlib.sha256(json.dumps([options, self._shapes(1)]).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([options, self.shapes(1, {})]).encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike, model: nn.Module) -> None:
         """Writes the state to one safetensors file with a checksum and a mark of the weights, completely or not at all.
@@ -207,12 +193,7 @@ class StreamState(LayerStates):
             OSError: if the file cannot be opened.
         """
         state = cls(model)
-
-        def shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
-            first = tensors[next(iter(state.named_tensors()))]
-            return state._shapes(first.shape[0] if first.dim() else 1)
-
-        mark = state._read(path, state.fingerprint, shapes, device)
+        mark = read_state_file(path, state, state.fingerprint, device)
         is_same = is_of_same_weights(weights_mark(model), mark)
         if not is_same and not other_weights:
             raise ValueError(f"{path} was saved by a model with other weights. other_weights=True loads it all the same.")
