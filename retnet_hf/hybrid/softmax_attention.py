@@ -6,6 +6,7 @@ count, so that absent tokens stay invisible in later calls and packed documents 
 last columns.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -134,26 +135,13 @@ class AttentionStateLayer(StateLayer):
 
     def join_(self, layers: "list[AttentionStateLayer]") -> None:
         """Replaces the rows with the rows of all `layers`. Absent columns pad shorter ones at the front."""
-        longest = max(layer.keys.shape[2] for layer in layers)
-
-        def filled(name: str, dim: int, absent: int) -> Tensor:
-            parts = []
-            for layer in layers:
-                tensor = getattr(layer, name).detach().to(self.device)
-                missing = longest - tensor.shape[dim]
-                shape = [*tensor.shape[:dim], missing, *tensor.shape[dim + 1 :]]
-                parts.append(torch.cat([tensor.new_full(shape, absent), tensor], dim=dim))
-            return torch.cat(parts)
-
-        self.fill_(
-            filled("keys", 2, 0).to(self.dtype),
-            filled("values", 2, 0).to(self.dtype),
-            filled("document", 1, -1),
-            filled("count", 1, 0),
-            filled("position", 1, 0),
-            torch.cat([layer.next_position.to(self.device) for layer in layers]),
-            torch.stack([layer.cumulative_length.to(self.device) for layer in layers]).max(),
-        )
+        longest, padded = max(layer.keys.shape[2] for layer in layers), [copy.copy(layer) for layer in layers]
+        for layer in padded:
+            missing = longest - layer.keys.shape[2]
+            layer.keys, layer.values = (pad(numbers, (0, 0, missing, 0)) for numbers in (layer.keys, layer.values))
+            layer.count, layer.position = (pad(numbers, (missing, 0)) for numbers in (layer.count, layer.position))
+            layer.document = pad(layer.document, (missing, 0), value=-1)
+        super().join_(padded)
 
     def reset_rows(self, rows: Tensor) -> None:
         super().reset_rows(rows)

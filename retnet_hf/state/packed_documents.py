@@ -91,12 +91,8 @@ def continued_layout(
 ) -> PackedLayout:
     """Returns the layout of a call with packed documents that continue from rows of a state.
 
-    Args:
-        layers: layers of the state. chunk_size: size of the chunks into which documents are cut. shape: (1, T).
-        Other arguments as in `RetNetModel.forward`.
-
-    Raises:
-        ValueError: for arguments that packed documents do not support, or that do not fit each other.
+    Arguments as in `RetNetModel.forward`, with the `layers` of the state, the size of the chunks into which documents are
+    cut, and the `shape` (1, T). Raises ValueError for arguments that do not fit each other.
     """
     past, length = first_in_use(layers), shape[1]
     if not all(layer.supports_packed_documents for layer in layers):

@@ -224,8 +224,7 @@ class RetNetStateLayer(StateLayer):
     def read(self, in_place: bool) -> Tensor | None:
         """Returns the state (B, M, K, V) from which a call continues, or None before the first token.
 
-        Args:
-            in_place: whether the call overwrites this tensor. It is a copy if the state may not be overwritten.
+        It is a copy if the call would overwrite it, `in_place`, and may not.
         """
         if not self.is_initialized:
             return None
@@ -241,8 +240,7 @@ class RetNetStateLayer(StateLayer):
         """
         old = self.recurrent_states
         if self.record_past:
-            inputs = (key, value, layout.present, layout.starts, layout.next_position)
-            self._recorded.append((log_decay, inputs))
+            self._recorded.append((log_decay, (key, value, layout.present, layout.starts, layout.next_position)))
         if state is not old:
             same = old is not None and (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
             if same and self.can_be_overwritten():
@@ -400,12 +398,10 @@ class UpdatedOnce:
 
 
 def past_of_call(model: nn.Module, cache: Cache | None, use_cache: bool) -> Cache | None:
-    """Returns the state from which a call to a `RetNetModel` continues and which it updates.
+    """Returns the state from which a call to a `RetNetModel` continues and which it updates. None if it needs no state.
 
-    It is the given cache, a new state, or without `use_cache` a borrowed copy of the cache. None if the call needs no state.
-
-    Raises:
-        ValueError: for a cache that the model cannot continue from.
+    It is the given cache, a new state, or without `use_cache` a borrowed copy of the cache. Raises ValueError for a cache
+    that the model cannot continue from.
     """
     if model.config.bidirectional:
         if cache is not None:
@@ -502,7 +498,7 @@ class LayerStates:
         """Returns the shapes of the tensors that form the state. Softmax attention has as many columns as in `tensors`."""
         shapes = {}
         for name, layer in self.named_layers().items():
-            columns = tensors[f"{name}.document"].shape[-1] if f"{name}.document" in tensors else 0
+            columns = tensors[f"{name}.document"].shape[-1:].numel() if f"{name}.document" in tensors else 0
             shapes |= {f"{name}.{part}": size for part, size in zip(layer.SAVED, layer.shapes(batch, columns))}
         return shapes
 
@@ -520,11 +516,13 @@ class RetNetState(LayerStates, Cache):
     refuses a state that was loaded from a file.
     """
 
+    is_compileable = False  # whether `generate()` should compile the decode step if it can; users may always compile it
+
     def __init__(self, config: PreTrainedConfig, compileable: bool = False) -> None:
         self.config = config.get_text_config(decoder=True)
         kinds = enumerate(self.config.layer_types)
         super().__init__(layers=[STATE_LAYERS[kind](self.config, layer_idx) for layer_idx, kind in kinds])
-        self._compileable = compileable and all(layer.is_compileable for layer in self.layers)
+        self.is_compileable = compileable and all(layer.is_compileable for layer in self.layers)
         self._writer: Callable[[], nn.Module | None] | None = None  # a weak reference to the model that wrote the state
         self._mark: str | None = None  # mark of the weights that computed a loaded state
         self.first_tokens: tuple[FirstTokens, ...] = ()  # of the texts that the state has read, one or none of each
@@ -560,8 +558,7 @@ class RetNetState(LayerStates, Cache):
     def require_weights(self, model: nn.Module, alone: bool = False) -> None:
         """Stores which model updates the state. Raises ValueError if other weights computed it before it was loaded.
 
-        Args:
-            alone: whether to refuse also a state that a model with other weights has updated in this process.
+        `alone` refuses also a state that a model with other weights has updated in this process.
         """
         writer, model = None if self._writer is None else self._writer(), network_of(model)
         if writer is model:
@@ -601,11 +598,6 @@ class RetNetState(LayerStates, Cache):
         if cache is None or not cache.layers or not isinstance(cache.layers[0], StateLayer):
             return 0
         return int(cache.get_seq_length())
-
-    @property
-    def is_compileable(self) -> bool:
-        """Returns whether `generate()` should compile the decode step if it can. Users may always compile it."""
-        return self._compileable
 
     @classmethod
     def zeros(

@@ -118,17 +118,21 @@ def first_tokens_of(
     """
     if needs_autograd() or module.training:
         return ()
-    length, device = outputs.shape[1], outputs.device
+    length, device, absent = outputs.shape[1], outputs.device, None if mask is None else mask == 0
     count = min(NUM_FIRST_TOKENS, length)
-    absent = torch.zeros(outputs.shape[:2], dtype=torch.bool, device=device) if mask is None else mask == 0
-    begin, row = torch.where(absent.all(1), length, absent.byte().argmin(1)).min(0, keepdim=True)
-    columns = begin.clamp(max=length - count) + torch.arange(count, device=absent.device)
+    if absent is not None:
+        begin, row = torch.where(absent.all(1), length, absent.byte().argmin(1)).min(0, keepdim=True)
+        columns = begin.clamp(max=length - count) + torch.arange(count, device=mask.device)
     first = {}
     for name, part in (inputs | {"outputs": outputs, "absent": absent}).items():
-        if part is not None:
+        if part is not None and absent is None:
+            first[name] = part.detach()[:1, :count].clone()
+        elif part is not None:
             rows = part.detach().expand(len(outputs), *part.shape[1:]).index_select(1, columns.to(part.device))
             first[name] = rows.index_select(0, row.to(part.device))
-    outputs = first.pop("outputs").masked_fill_(first.pop("absent")[..., None].to(device), 0)
+    outputs = first.pop("outputs")
+    if absent is not None:
+        outputs.masked_fill_(first.pop("absent")[..., None].to(device), 0)
     autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     return (FirstTokens(first, outputs, autocast),)
 
@@ -158,11 +162,7 @@ def write_state_file(
 ) -> None:
     """Writes a state, completely or not at all. If the path is a link, replaces the file that it points to.
 
-    Args:
-        tensors: by name, such as "layers.0.recurrent_states". class_name: the class of the state, a key of `FORMATS`.
-
-    Raises:
-        ValueError: if the path exists and is not a file.
+    Tensors have names such as "layers.0.recurrent_states". Raises ValueError if the path exists and is not a file.
     """
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
@@ -189,9 +189,7 @@ def write_state_file(
 def read_state_file(path: str | os.PathLike, state: Any, fingerprint: str, device: torch.device | str) -> str | None:
     """Fills a state, `LayerStates`, from a file that `write_state_file` wrote. Returns the mark of the weights.
 
-    Raises:
-        ValueError: if the file is not a saved state, is damaged, or belongs to a model of another configuration.
-        OSError: if the file cannot be opened.
+    Raises ValueError if the file is damaged or no state of the model, and OSError if it cannot be opened.
     """
     names, file_format = state.named_tensors(), FORMATS[state.class_name]
     try:
