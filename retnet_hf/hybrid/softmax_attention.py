@@ -97,27 +97,15 @@ class AttentionStateLayer(StateLayer):
         self.cumulative_length = self.cumulative_length + key_states.shape[2]
         return keys, values
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last `-tokens_to_remove` tokens and starts a new record.
-
-        Raises:
-            RuntimeError: if fewer tokens, or none, were recorded.
-            ValueError: if `tokens_to_remove` is positive.
-        """
-        removed = self.checked_removal(tokens_to_remove, self._recorded)
-        if removed:  # views suffice, since new columns soon replace the removed ones
-            left = slice(None, -removed)
-            self.keys, self.values = self.keys[:, :, left], self.values[:, :, left]
-            self.document, self.count, self.position = self.columns.of_columns(left)
-            self.cumulative_length = self.cumulative_length - removed
-            if self.position.shape[1]:
-                self.next_position = self.position[:, -1].clone()
-            else:
-                self.next_position = torch.zeros_like(self.next_position)
-        self._start_record()
-
-    def _start_record(self) -> None:
-        self._recorded, self.last_ids = 0, None  # the number of columns that can be removed
+    def _remove(self, columns: int) -> None:
+        left = slice(None, -columns)  # views suffice, since new columns soon replace the removed ones
+        self.keys, self.values = self.keys[:, :, left], self.values[:, :, left]
+        self.document, self.count, self.position = self.columns.of_columns(left)
+        self.cumulative_length = self.cumulative_length - columns
+        if self.position.shape[1]:
+            self.next_position = self.position[:, -1].clone()
+        else:
+            self.next_position = torch.zeros_like(self.next_position)
 
     def reset(self) -> None:
         """Empties the state. The next batch may have any size."""

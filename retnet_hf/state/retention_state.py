@@ -67,10 +67,11 @@ class StateLayer(CacheLayerMixin):
         self.dtype = self.device = None
         self.record_past = self.borrowed = False
         self.last_ids: Tensor | None = None
+        self._recorded = 0  # number of recorded columns
 
     def _start_record(self) -> None:
         """Drops the record and, if `record_past` is set, starts a new one."""
-        self.last_ids = None
+        self._recorded, self.last_ids = 0, None
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Raises TypeError: a state of retention is no list of keys and values. A `Plan` reads and writes it."""
@@ -131,18 +132,25 @@ class StateLayer(CacheLayerMixin):
             self.record_past = past
             self._start_record()
 
-    def checked_removal(self, tokens_to_remove: int, recorded: int) -> int:
-        """Returns the number of tokens to remove, from the argument ≤ 0 of `crop`. Raises the errors of `crop`."""
-        tokens_to_remove = int(tokens_to_remove)
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop takes the negative number of tokens to remove, or 0, got {tokens_to_remove}.")
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last `-tokens_to_remove` tokens (a number ≤ 0) and starts a new record.
+
+        Raises:
+            RuntimeError: if nothing, or fewer tokens, were recorded.
+            ValueError: for a positive argument.
+        """
+        removed = -int(tokens_to_remove)
+        if removed < 0:
+            raise ValueError(f"crop takes the negative number of tokens to remove, or 0, got {-removed}.")
         if not self.record_past:
             raise RuntimeError("crop needs a record of the past: call activate_past_recording() before the tokens are read.")
-        if -tokens_to_remove > recorded:
+        if removed > self._recorded:
             raise RuntimeError(
-                f"crop can remove at most the {recorded} tokens recorded since the last crop, not {-tokens_to_remove}."
+                f"crop can remove at most the {self._recorded} tokens recorded since the last crop, not {removed}."
             )
-        return -tokens_to_remove
+        if removed:
+            self._remove(removed)
+        self._start_record()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._map(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
@@ -215,7 +223,7 @@ class RetNetStateLayer(StateLayer):
         super().__init__()
         self.config, self.layer_idx = config, layer_idx
         self.recurrent_states: Tensor | None = None
-        self._recorded: list[tuple[Tensor, tuple[Tensor | None, ...]]] = []  # decays and other inputs of each call
+        self._calls: list[tuple[Tensor, tuple[Tensor | None, ...]]] = []  # decays and other inputs of recorded calls
         self._recorded_from: tuple[Tensor | None, Tensor | None] = (None, None)  # state and position when recording began
 
     def shapes(self, batch: int, columns: int) -> list[tuple[int, ...]]:
@@ -240,7 +248,8 @@ class RetNetStateLayer(StateLayer):
         """
         old = self.recurrent_states
         if self.record_past:
-            self._recorded.append((log_decay, (key, value, layout.present, layout.starts, layout.next_position)))
+            self._recorded += key.shape[2]
+            self._calls.append((log_decay, (key, value, layout.present, layout.starts, layout.next_position)))
         if state is not old:
             same = old is not None and (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
             if same and self.can_be_overwritten():
@@ -273,7 +282,7 @@ class RetNetStateLayer(StateLayer):
     @property
     def nbytes(self) -> int:
         """Returns the bytes of the state and of its record."""
-        tensors = pytree.tree_leaves((self.recurrent_states, self.next_position, self._recorded_from, self._recorded))
+        tensors = pytree.tree_leaves((self.recurrent_states, self.next_position, self._recorded_from, self._calls))
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def reset(self) -> None:
@@ -287,40 +296,32 @@ class RetNetStateLayer(StateLayer):
         else:
             self.cumulative_length.zero_()
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last `-tokens_to_remove` tokens (a number ≤ 0) and starts a new record.
-
-        Raises:
-            RuntimeError: if nothing, or fewer tokens, were recorded.
-            ValueError: for a positive argument.
-        """
-        recorded = sum(inputs[0].shape[2] for _, inputs in self._recorded)
-        removed = self.checked_removal(tokens_to_remove, recorded)
-        if removed:
-            (state, position), remaining = self._recorded_from, recorded - removed
-            for log_decay, (key, value, *marks, next_position) in self._recorded:
-                kept = min(remaining, key.shape[2])
-                if kept == 0:
-                    break
-                remaining -= kept
-                mask, reset = (None if each is None else each[:, :kept] for each in marks)
-                key, value = key[:, :, :kept], value[:, :, :kept]
-                query = key.new_zeros(key.shape[0], log_decay.shape[0], *key.shape[2:])
-                _, state = retention(query, key, value, log_decay.to(key.device), state, mask, reset)
-                position = next_position[:, kept - 1].expand(key.shape[0])
-            if state is None:  # the record started before the first token
-                state, position = torch.zeros_like(self.recurrent_states), torch.zeros_like(self.next_position)
-            if self.can_be_overwritten():
-                self.recurrent_states.copy_(state)
-                self.next_position.copy_(position)
-                self.cumulative_length.sub_(removed)
-            else:
-                self.recurrent_states, self.next_position = state, position.clone()
-                self.cumulative_length = self.cumulative_length - removed
-        self._start_record()
+    def _remove(self, columns: int) -> None:
+        """Computes the state again from its recorded beginning, without the last columns."""
+        (state, position), remaining = self._recorded_from, self._recorded - columns
+        for log_decay, (key, value, *marks, next_position) in self._calls:
+            kept = min(remaining, key.shape[2])
+            if kept == 0:
+                break
+            remaining -= kept
+            mask, reset = (None if each is None else each[:, :kept] for each in marks)
+            key, value = key[:, :, :kept], value[:, :, :kept]
+            query = key.new_zeros(key.shape[0], log_decay.shape[0], *key.shape[2:])
+            _, state = retention(query, key, value, log_decay.to(key.device), state, mask, reset)
+            position = next_position[:, kept - 1].expand(key.shape[0])
+        if state is None:  # the record started before the first token
+            state, position = torch.zeros_like(self.recurrent_states), torch.zeros_like(self.next_position)
+        if self.can_be_overwritten():
+            self.recurrent_states.copy_(state)
+            self.next_position.copy_(position)
+            self.cumulative_length.sub_(columns)
+        else:
+            self.recurrent_states, self.next_position = state, position.clone()
+            self.cumulative_length = self.cumulative_length - columns
 
     def _start_record(self) -> None:
-        self._recorded, self.last_ids = [], None
+        super()._start_record()
+        self._calls = []
         past = (self.recurrent_states, self.next_position) if self.record_past and self.is_initialized else (None, None)
         self._recorded_from = tuple(None if tensor is None else tensor.clone() for tensor in past)
 
@@ -328,7 +329,7 @@ class RetNetStateLayer(StateLayer):
         def rows(tensor: Tensor) -> Tensor:  # marks of a call may have one row for all sequences
             return change(tensor.expand(self.batch_size, *tensor.shape[1:]))
 
-        self._recorded = [(decay, pytree.tree_map_only(Tensor, rows, inputs)) for decay, inputs in self._recorded]
+        self._calls = [(decay, pytree.tree_map_only(Tensor, rows, inputs)) for decay, inputs in self._calls]
         self._recorded_from = pytree.tree_map_only(Tensor, rows, self._recorded_from)
         super()._map(change)
 
