@@ -151,7 +151,7 @@ class CapturedStep:
         if self.logits is None and not self.captured(compute):
             return None
         self.graph.replay()
-        past.remember_last(input_ids)
+        past.last_ids = input_ids[:, -1].clone()
         return self.with_logits(self.logits.clone())
 
     def with_logits(self, logits: Tensor) -> ModelOutput:

@@ -6,6 +6,7 @@ count, so that absent tokens stay invisible in later calls and packed documents 
 last columns.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -47,6 +48,7 @@ class AttentionStateLayer(StateLayer):
 
     Args:
         reach: the tokens that a token sees. The state drops columns that no later token can see.
+        sizes: (G, K, V), numbers of heads and sizes of keys and values.
 
     Attributes:
         keys, values: (B, G, S, K) rotated, and (B, G, S, V). document, count, position: (B, S), as in `Columns`.
@@ -54,9 +56,9 @@ class AttentionStateLayer(StateLayer):
 
     SAVED = ("keys", "values", "document", "count", "position", "next_position", "cumulative_length")
 
-    def __init__(self, reach: AttentionSpan = EVERYTHING, **kwargs) -> None:
+    def __init__(self, reach: AttentionSpan = EVERYTHING, sizes: tuple[int, ...] = (), **kwargs) -> None:
         super().__init__()
-        self.reach = reach
+        self.reach, self.sizes = reach, sizes
         self.is_sliding = reach.window is not None
         self._forget()
 
@@ -69,10 +71,10 @@ class AttentionStateLayer(StateLayer):
         """Returns the marks of the stored columns, or None before the first token."""
         return Columns(self.document, self.count, self.position) if self.is_initialized else None
 
-    @property
-    def nbytes(self) -> int:
-        """Returns the bytes of keys, values and column marks."""
-        return sum(tensor.nbytes for tensor in self.saved() if tensor is not None)
+    def shapes(self, batch: int, columns: int) -> list[tuple[int, ...]]:
+        heads, key_dim, value_dim = self.sizes
+        marks = [(batch, columns)] * 3
+        return [(batch, heads, columns, key_dim), (batch, heads, columns, value_dim), *marks, (batch,), ()]
 
     def reads(self, columns: Columns) -> Reading:
         """Returns the columns after new tokens are read. The result holds for all layers of this type."""
@@ -95,27 +97,15 @@ class AttentionStateLayer(StateLayer):
         self.cumulative_length = self.cumulative_length + key_states.shape[2]
         return keys, values
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last `-tokens_to_remove` tokens and starts a new record.
-
-        Raises:
-            RuntimeError: if fewer tokens, or none, were recorded.
-            ValueError: if `tokens_to_remove` is positive.
-        """
-        removed = self.checked_removal(tokens_to_remove, self._recorded)
-        if removed:  # views suffice, since new columns soon replace the removed ones
-            left = slice(None, -removed)
-            self.keys, self.values = self.keys[:, :, left], self.values[:, :, left]
-            self.document, self.count, self.position = self.columns.of_columns(left)
-            self.cumulative_length = self.cumulative_length - removed
-            if self.position.shape[1]:
-                self.next_position = self.position[:, -1].clone()
-            else:
-                self.next_position = torch.zeros_like(self.next_position)
-        self._start_record()
-
-    def _start_record(self) -> None:
-        self._recorded, self.last_ids = 0, None  # the number of columns that can be removed
+    def _remove(self, columns: int) -> None:
+        left = slice(None, -columns)  # views suffice, since new columns soon replace the removed ones
+        self.keys, self.values = self.keys[:, :, left], self.values[:, :, left]
+        self.document, self.count, self.position = self.columns.of_columns(left)
+        self.cumulative_length = self.cumulative_length - columns
+        if self.position.shape[1]:
+            self.next_position = self.position[:, -1].clone()
+        else:
+            self.next_position = torch.zeros_like(self.next_position)
 
     def reset(self) -> None:
         """Empties the state. The next batch may have any size."""
@@ -128,39 +118,30 @@ class AttentionStateLayer(StateLayer):
         self.keys, self.values = (chosen(numbers, 2, places) for numbers in (keys, values))
         self.next_position, self.cumulative_length = next_position, cumulative_length
         self.lazy_initialization(keys)
-        self.record_past, self._recorded = False, 0
+        self.record_past = False
+        self._start_record()
 
     def join_(self, layers: "list[AttentionStateLayer]") -> None:
         """Replaces the rows with the rows of all `layers`. Absent columns pad shorter ones at the front."""
-        longest = max(layer.keys.shape[2] for layer in layers)
-
-        def filled(name: str, dim: int, absent: int) -> Tensor:
-            parts = []
-            for layer in layers:
-                tensor = getattr(layer, name).detach().to(self.device)
-                missing = longest - tensor.shape[dim]
-                shape = [*tensor.shape[:dim], missing, *tensor.shape[dim + 1 :]]
-                parts.append(torch.cat([tensor.new_full(shape, absent), tensor], dim=dim))
-            return torch.cat(parts)
-
-        self.fill_(
-            filled("keys", 2, 0).to(self.dtype),
-            filled("values", 2, 0).to(self.dtype),
-            filled("document", 1, -1),
-            filled("count", 1, 0),
-            filled("position", 1, 0),
-            torch.cat([layer.next_position.to(self.device) for layer in layers]),
-            torch.stack([layer.cumulative_length.to(self.device) for layer in layers]).max(),
-        )
+        longest, padded = max(layer.keys.shape[2] for layer in layers), [copy.copy(layer) for layer in layers]
+        for layer in padded:
+            missing = longest - layer.keys.shape[2]
+            layer.keys, layer.values = (pad(numbers, (0, 0, missing, 0)) for numbers in (layer.keys, layer.values))
+            layer.count, layer.position = (pad(numbers, (missing, 0)) for numbers in (layer.count, layer.position))
+            layer.document = pad(layer.document, (missing, 0), value=-1)
+        super().join_(padded)
 
     def reset_rows(self, rows: Tensor) -> None:
         super().reset_rows(rows)
-        self.document = self.document.masked_fill(rows[:, None], -1)  # columns of absent tokens
+        if self.is_initialized:
+            self.document = self.document.masked_fill(rows.to(self.document.device)[:, None], -1)  # columns of absent tokens
 
 
 STATE_LAYERS |= {
-    "full_attention": lambda config: AttentionStateLayer(),
-    "sliding_attention": lambda config: AttentionStateLayer(AttentionSpan.of(config, "sliding_attention")),
+    "full_attention": lambda config, layer: AttentionStateLayer(EVERYTHING, config.mixer_sizes(layer)[1:]),
+    "sliding_attention": lambda config, layer: AttentionStateLayer(
+        AttentionSpan.of(config, "sliding_attention"), config.mixer_sizes(layer)[1:]
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..state.state_file import first_tokens_of
-from ..state.stream_state import ConvolutionState, StreamState, check_call, part_of
+from ..state.stream_state import ConvolutionState, StreamState, checked_call
 
 
 class CausalConv1d(nn.Conv1d):
@@ -53,11 +53,8 @@ class CausalConv1d(nn.Conv1d):
             ValueError: for hidden states or masks of other shapes, a float mask, and a state of another number of rows.
             TypeError: for something else than a state.
         """
-        own = part_of(state, self, ConvolutionState)
-        check_call(hidden_states, self.in_channels, -1 if own is None else own.batch_size, mask)
+        own, hidden_states = checked_call(self, ConvolutionState, self.in_channels, state, hidden_states, mask)
         batch, tokens, channels = hidden_states.shape
-        if mask is not None:
-            hidden_states = hidden_states.masked_fill(mask[..., None] == 0, 0)  # absent tokens may hold nan
         tail = None if own is None else own.tail
         tail = hidden_states.new_zeros(batch, self.span, channels) if tail is None else tail.to(hidden_states.dtype)
         joined = torch.cat([tail, hidden_states], dim=1)  # (B, span + T, C)
@@ -73,4 +70,5 @@ class CausalConv1d(nn.Conv1d):
             if own.tail is None:
                 own.first_tokens = first_tokens_of(self, output, mask, hidden_states=hidden_states, mask=mask)
             own.tail = joined[:, tokens:].clone()  # a view would keep the memory of the whole piece
+            own.device, own.is_initialized = joined.device, True
         return output, state

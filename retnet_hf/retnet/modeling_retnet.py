@@ -441,7 +441,8 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
             hidden_states = self.read(hidden_states, plans, past, **kwargs)
         if past is not None and self.context is None and not torch.compiler.is_compiling():
             if input_ids is not None:
-                first_in_use(past.layers).remember_last(input_ids)
+                first = first_in_use(past.layers)  # packed documents have fewer rows
+                first.last_ids = input_ids[:, -1].clone() if input_ids.shape[0] == first.batch_size else None
             if self.training:
                 past.first_tokens = ()
             elif begins and kwargs.get("cu_seq_lens_q") is None:

@@ -11,7 +11,7 @@ from ..ops.layout import layout_of
 from ..ops.retention_forms import form_of_call
 from ..state.retention_state import RetNetState
 from ..state.state_file import first_tokens_of
-from ..state.stream_state import StreamState, check_call, part_of
+from ..state.stream_state import StreamState, checked_call
 from .configuration_retnet import RetNetConfig
 from .modeling_retnet import PlansRetention, RetNetRetention
 
@@ -122,19 +122,17 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
                 layer with other weights.
             TypeError: for something else than a state.
         """
-        config, own = self.config, part_of(state, self, RetNetState)
-        past = None if own is None else own.layers[0]
+        config = self.config
         if config.bidirectional and state is not None:
             raise ValueError("state must be None in a bidirectional layer, because tokens also see later tokens.")
-        check_call(hidden_states, config.hidden_size, -1 if own is None else own.batch_size, mask, documents)
+        own, hidden_states = checked_call(self, RetNetState, config.hidden_size, state, hidden_states, mask, documents)
+        past = None if own is None else own.layers[0]
         if own is not None and own.config is not config:
             if own.config.state_fingerprint != config.state_fingerprint:
                 raise ValueError("state is that of a layer with other options.")
             own.config = config  # so that the options are compared once
         if isinstance(state, RetNetState) and not torch.compiler.is_compiling():
             state.require_weights(self, alone=True)  # StreamState compares the weights of a whole model
-        if mask is not None:
-            hidden_states = hidden_states.masked_fill(mask[..., None] == 0, 0)  # absent tokens may hold nan
         device, dtype = hidden_states.device, hidden_states.dtype
         layout = layout_of(tuple(hidden_states.shape[:2]), device, mask, past=past, seq_idx=documents)
         continues = past is not None and past.is_initialized

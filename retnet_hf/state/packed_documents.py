@@ -14,14 +14,14 @@ from transformers.configuration_utils import PreTrainedConfig
 from ..ops.kernels import TORCH, Kernels
 from ..ops.layout import Layout, checked_offsets, checked_positions
 from ..ops.plan import Plan
-from ..ops.retention_packed import PackedDocuments, packed_documents, packed_step_, retention_of_documents
+from ..ops.retention_packed import packed_documents, packed_step_, retention_of_documents
 from .retention_state import RetNetStateLayer, StateLayer, first_in_use, require_retention_alone
 
 
 class PackedLayout(Layout):
     """The layout of packed documents that each continue from a row of a state.
 
-    Args:
+    Attributes:
         documents: groups and chunks of the documents.
         rows: (D,) distinct rows of the state, one per document; None if document i continues from row i.
         begins: (D,) bool, whether a document ignores its row and starts from an empty state; None if none does.
@@ -29,18 +29,6 @@ class PackedLayout(Layout):
     """
 
     in_parts = True
-
-    def __init__(
-        self,
-        documents: PackedDocuments,
-        rows: Tensor | None,
-        begins: Tensor | None,
-        position: Tensor,
-        end: Tensor,
-    ) -> None:
-        super().__init__(position, position + 1, continues=True)
-        self.documents, self.rows, self.begins, self.end = documents, rows, begins, end
-        self.tokens, self.is_step = documents.longest, documents.longest == 1
 
 
 class PackedPlan(Plan):
@@ -93,12 +81,8 @@ def continued_layout(
 ) -> PackedLayout:
     """Returns the layout of a call with packed documents that continue from rows of a state.
 
-    Args:
-        layers: layers of the state. chunk_size: size of the chunks into which documents are cut. shape: (1, T).
-        Other arguments as in `RetNetModel.forward`.
-
-    Raises:
-        ValueError: for arguments that packed documents do not support, or that do not fit each other.
+    Arguments as in `RetNetModel.forward`, with the `layers` of the state, the size of the chunks into which documents are
+    cut, and the `shape` (1, T). Raises ValueError for arguments that do not fit each other.
     """
     past, length = first_in_use(layers), shape[1]
     if not all(layer.supports_packed_documents for layer in layers):
@@ -110,67 +94,44 @@ def continued_layout(
     if past.record_past:
         raise ValueError("cu_seq_lens_q cannot be used with a state that records its past (activate_past_recording).")
     documents = packed_documents(checked_offsets(cu_seq_lens_q, shape), chunk_size, device)
-    boundaries = documents.boundaries
-    rows = checked_rows(state_rows, past.batch_size, len(documents.order), device)
-    past_position = past.next_position if rows is None else past.next_position[rows]
-    position, document_position = packed_positions(boundaries, past_position, length, position_ids)
-    begins = None
-    if position_ids is not None:
-        starts = position[0, boundaries[:-1].clamp(max=length - 1)]
-        begins = ((starts == 0) | (starts < past_position)) & (boundaries.diff() > 0)
-        if device.type == "cpu" and not begins.any():  # on a GPU the host would have to wait for the result
-            begins = None
-    return PackedLayout(documents, rows, begins, position, document_position)
+    boundaries, number, rows = documents.boundaries, len(documents.order), state_rows
+    if rows is None and past.batch_size != number:
+        raise ValueError(
+            f"cache holds {past.batch_size} sequences, and cu_seq_lens_q {number} documents. Pass state_rows, or "
+            "one sequence for each document."
+        )
+    past_position = past.next_position
+    if rows is not None:
+        rows = torch.as_tensor(rows)
+        if rows.dtype not in (torch.int32, torch.int64) or rows.shape != (number,):
+            given = f"{tuple(rows.shape)} {rows.dtype}"
+            raise ValueError(f"state_rows must be integers, one for each of the {number} documents, got {given}.")
+        if rows.device.type == "cpu" and not torch.compiler.is_compiling():
+            named = rows.tolist()
+            if len(set(named)) < number or min(named) < 0 or max(named) >= past.batch_size:
+                raise ValueError(f"state_rows must be different rows of the {past.batch_size} of cache, got {named}.")
+        rows = rows.to(device=device, dtype=torch.int64)
+        past_position = past_position[rows]
 
-
-def checked_rows(rows: Tensor | list[int] | None, sequences: int, documents: int, device: torch.device) -> Tensor | None:
-    """Returns `state_rows` as a tensor on the device. Checks the values if they are on the CPU.
-
-    Raises:
-        ValueError: if the rows are not one distinct row of the state for each document.
-    """
-    if rows is None:
-        if sequences != documents:
-            raise ValueError(
-                f"cache holds {sequences} sequences, and cu_seq_lens_q {documents} documents. Pass state_rows, or "
-                "one sequence for each document."
-            )
-        return None
-    rows = torch.as_tensor(rows)
-    if rows.dtype not in (torch.int32, torch.int64) or rows.shape != (documents,):
-        given = f"{tuple(rows.shape)} {rows.dtype}"
-        raise ValueError(f"state_rows must be integers, one for each of the {documents} documents, got {given}.")
-    if rows.device.type == "cpu" and not torch.compiler.is_compiling():
-        named = rows.tolist()
-        if len(set(named)) < documents or min(named) < 0 or max(named) >= sequences:
-            raise ValueError(f"state_rows must be different rows of the {sequences} of cache, got {named}.")
-    return rows.to(device=device, dtype=torch.int64)
-
-
-def packed_positions(
-    boundaries: Tensor, past_position: Tensor, length: int, position_ids: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Returns the positions of the tokens of packed documents that continue from their own states.
-
-    Args:
-        boundaries: (D + 1,) starts of the documents, and `length`, T. past_position: (D,) next position of each document.
-        position_ids: (1, T) or (T,); None to count tokens from past_position.
-
-    Returns:
-        positions (1, T), and the position (D,) that follows each document.
-
-    Raises:
-        ValueError: for positions of another shape, and on a CPU for positions that do not increase within a document.
-    """
     lengths = boundaries.diff()
     past_position = past_position.to(lengths)
-    if position_ids is not None:
+    begins, end = None, past_position + lengths
+    if position_ids is None:
+        before = (past_position - boundaries[:-1]).repeat_interleave(lengths, output_size=length)
+        position = (before + torch.arange(length, device=boundaries.device))[None]
+    else:
         position = checked_positions((1, length), position_ids)
         if position.device.type == "cpu" and not torch.compiler.is_compiling():  # on a GPU the host would have to wait
             restarts = 1 + (position[0].diff() <= 0).nonzero()[:, 0]
             if not torch.isin(restarts, boundaries).all():
                 raise ValueError("position_ids must increase within each document of cu_seq_lens_q.")
         last = position[0, (boundaries[1:] - 1).clamp(min=0)] + 1
-        return position, torch.where(lengths > 0, last, past_position)
-    before = (past_position - boundaries[:-1]).repeat_interleave(lengths, output_size=length)
-    return (before + torch.arange(length, device=boundaries.device))[None], past_position + lengths
+        end = torch.where(lengths > 0, last, past_position)
+        starts = position[0, boundaries[:-1].clamp(max=length - 1)]
+        begins = ((starts == 0) | (starts < past_position)) & (lengths > 0)
+        if device.type == "cpu" and not begins.any():  # on a GPU the host would have to wait for the result
+            begins = None
+    layout = PackedLayout(position, position + 1, continues=True)
+    layout.documents, layout.rows, layout.begins, layout.end = documents, rows, begins, end
+    layout.tokens, layout.is_step = documents.longest, documents.longest == 1
+    return layout

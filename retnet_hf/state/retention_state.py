@@ -14,7 +14,7 @@ import os
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,6 @@ from .state_file import (
     STALE_MARK,
     STATE_DTYPES,
     FirstTokens,
-    check_names,
-    check_tensors,
     is_of_same_weights,
     joint_first_tokens,
     network_of,
@@ -37,6 +35,9 @@ from .state_file import (
     weights_mark,
     write_state_file,
 )
+
+
+States = TypeVar("States", bound="LayerStates")
 
 
 class StateLayer(CacheLayerMixin):
@@ -66,18 +67,23 @@ class StateLayer(CacheLayerMixin):
         self.dtype = self.device = None
         self.record_past = self.borrowed = False
         self.last_ids: Tensor | None = None
+        self._recorded = 0  # number of recorded columns
 
-    @abstractmethod
     def _start_record(self) -> None:
         """Drops the record and, if `record_past` is set, starts a new one."""
+        self._recorded, self.last_ids = 0, None
 
-    @abstractmethod
-    def join_(self, layers: list[Any]) -> None:
-        """Replaces the rows by the rows of all `layers`, one layer after the other."""
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises TypeError: a state of retention is no list of keys and values. A `Plan` reads and writes it."""
+        raise TypeError("a state of retention is not updated by keys and values: pass it to a layer of retention.")
 
     def saved(self) -> list[Tensor | None]:
         """Returns the attributes that form the state."""
         return [getattr(self, name) for name in self.SAVED]
+
+    @abstractmethod
+    def shapes(self, batch: int, columns: int) -> list[tuple[int, ...]]:
+        """Returns the shapes of the saved attributes, for softmax attention with a number of stored columns."""
 
     def fill_(self, *saved: Tensor) -> None:
         """Replaces the state by the attributes that `SAVED` names. Ends the record of the past."""
@@ -91,11 +97,12 @@ class StateLayer(CacheLayerMixin):
         """Sets the dtype and device of the state from `key_states`."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.cumulative_length = self.cumulative_length.to(self.device)
-        self.is_initialized, self.last_ids = True, None
+        self.is_initialized = True
 
-    def remember_last(self, input_ids: Tensor) -> None:
-        """Stores the last id of each row of ids (B, T), or None if the number of rows differs, as for packed documents."""
-        self.last_ids = input_ids[:, -1].clone() if input_ids.shape[0] == self.batch_size else None
+    @property
+    def nbytes(self) -> int:
+        """Returns the bytes of the tensors that form the state."""
+        return sum(tensor.nbytes for tensor in self.saved() if tensor is not None)
 
     def get_seq_length(self) -> Tensor | int:
         """Returns the number of columns read, including padding: 0 before the first token, then a copy, a 0-dim tensor."""
@@ -125,35 +132,25 @@ class StateLayer(CacheLayerMixin):
             self.record_past = past
             self._start_record()
 
-    def checked_removal(self, tokens_to_remove: int, recorded: int) -> int:
-        """Returns the number of tokens to remove, from the argument ≤ 0 of `crop`. Raises the errors of `crop`."""
-        tokens_to_remove = int(tokens_to_remove)
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop takes the negative number of tokens to remove, or 0, got {tokens_to_remove}.")
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last `-tokens_to_remove` tokens (a number ≤ 0) and starts a new record.
+
+        Raises:
+            RuntimeError: if nothing, or fewer tokens, were recorded.
+            ValueError: for a positive argument.
+        """
+        removed = -int(tokens_to_remove)
+        if removed < 0:
+            raise ValueError(f"crop takes the negative number of tokens to remove, or 0, got {-removed}.")
         if not self.record_past:
             raise RuntimeError("crop needs a record of the past: call activate_past_recording() before the tokens are read.")
-        if -tokens_to_remove > recorded:
+        if removed > self._recorded:
             raise RuntimeError(
-                f"crop can remove at most the {recorded} tokens recorded since the last crop, not {-tokens_to_remove}."
+                f"crop can remove at most the {self._recorded} tokens recorded since the last crop, not {removed}."
             )
-        return -tokens_to_remove
-
-    def to_(self, target: torch.device | str | torch.dtype) -> None:
-        """Moves the state to another device or casts it to another dtype."""
-        if isinstance(target, torch.dtype):
-            self._map(lambda tensor: tensor.to(target) if tensor.is_floating_point() else tensor)
-            self.dtype = target
-        else:
-            self._map(lambda tensor: tensor.to(target))
-            self.device = torch.device(target)
-            self.cumulative_length = self.cumulative_length.to(self.device)
-
-    def offload(self) -> None:
-        self._map(lambda tensor: tensor.to("cpu", non_blocking=True))
-
-    def prefetch(self) -> None:
-        if self.is_initialized and self.next_position.device != self.device:
-            self._map(lambda tensor: tensor.to(self.device, non_blocking=True))
+        if removed:
+            self._remove(removed)
+        self._start_record()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._map(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
@@ -166,9 +163,14 @@ class StateLayer(CacheLayerMixin):
 
     def reset_rows(self, rows: Tensor) -> None:
         """Resets the rows marked in (B,) bool, as `RetNetState.reset_rows` does for all layers."""
+        if not self.is_initialized:
+            return
+        if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != (self.batch_size,):
+            given = f"{tuple(rows.shape)} {rows.dtype}" if isinstance(rows, Tensor) else type(rows).__name__
+            raise ValueError(f"rows must be a tensor ({self.batch_size},) of bool, one for each row, got {given}.")
         fill = Tensor.masked_fill_ if self.can_be_overwritten() else Tensor.masked_fill
         self._start_record()
-        self._map(lambda tensor: fill(tensor, rows.view(-1, *[1] * (tensor.dim() - 1)), 0))
+        self._map(lambda tensor: fill(tensor, rows.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1)), 0))
 
     def can_be_overwritten(self) -> bool:
         """Returns whether the state may be changed in place."""
@@ -176,16 +178,18 @@ class StateLayer(CacheLayerMixin):
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         """Applies `change` to every tensor that has a row for each sequence, including recorded tensors."""
-        for name in (*self.SAVED[:-1], "last_ids") if self.is_initialized else ():
+        for name in (*self.SAVED, "last_ids") if self.is_initialized else ():
             tensor = getattr(self, name)
-            if tensor is not None:
+            if tensor is not None and name != "cumulative_length":
                 setattr(self, name, change(tensor))
 
-    def borrow(self) -> Any:
-        """Returns a layer that continues from this state without changing it. Nothing is copied."""
-        twin = copy.copy(self)
-        twin.borrowed, twin.record_past = True, False
-        return twin
+    def join_(self, layers: list[Any]) -> None:
+        """Replaces the rows by the rows of all `layers`, one layer after the other."""
+        joint = []
+        for name, own in zip(self.SAVED, self.saved()):
+            tensors = [getattr(layer, name).detach().to(self.device, own.dtype) for layer in layers]
+            joint.append(torch.stack(tensors).max() if name == "cumulative_length" else torch.cat(tensors))
+        self.fill_(*joint)
 
     def __deepcopy__(self, memo: dict) -> Any:
         """Returns an independent, detached copy."""
@@ -202,17 +206,6 @@ def first_in_use(layers: Sequence[StateLayer]) -> StateLayer:
     return layers[0]
 
 
-class RecordedCall(NamedTuple):
-    """Inputs of one call of a layer that rewinding needs."""
-
-    key: Tensor  # (B, G, T, K) rotated
-    value: Tensor  # (B, G, T, V)
-    log_decay: Tensor  # (M,)
-    mask: Tensor | None  # (B, T) False where a token is absent
-    reset: Tensor | None  # (B|1, T) True where a document starts
-    next_position: Tensor  # (B|1, T) position that follows each token
-
-
 class RetNetStateLayer(StateLayer):
     """The state of one retention layer.
 
@@ -226,21 +219,20 @@ class RetNetStateLayer(StateLayer):
     supports_packed_documents = True
     rows: Tensor | None = None
 
-    def __init__(self, config: PreTrainedConfig | None = None, **kwargs) -> None:
+    def __init__(self, config: PreTrainedConfig | None = None, layer_idx: int = 0, **kwargs) -> None:
         super().__init__()
+        self.config, self.layer_idx = config, layer_idx
         self.recurrent_states: Tensor | None = None
-        self._recorded: list[RecordedCall] = []
+        self._calls: list[tuple[Tensor, tuple[Tensor | None, ...]]] = []  # decays and other inputs of recorded calls
         self._recorded_from: tuple[Tensor | None, Tensor | None] = (None, None)  # state and position when recording began
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises TypeError: a state of retention is no list of keys and values. A `Plan` reads and writes it."""
-        raise TypeError("a state of retention is not updated by keys and values: pass it to a layer of retention.")
+    def shapes(self, batch: int, columns: int) -> list[tuple[int, ...]]:
+        return [(batch, *self.config.state_shape(self.layer_idx)), (batch,), ()]
 
     def read(self, in_place: bool) -> Tensor | None:
         """Returns the state (B, M, K, V) from which a call continues, or None before the first token.
 
-        Args:
-            in_place: whether the call overwrites this tensor. It is a copy if the state may not be overwritten.
+        It is a copy if the call would overwrite it, `in_place`, and may not.
         """
         if not self.is_initialized:
             return None
@@ -256,7 +248,8 @@ class RetNetStateLayer(StateLayer):
         """
         old = self.recurrent_states
         if self.record_past:
-            self._recorded.append(RecordedCall(key, value, log_decay, layout.present, layout.starts, layout.next_position))
+            self._recorded += key.shape[2]
+            self._calls.append((log_decay, (key, value, layout.present, layout.starts, layout.next_position)))
         if state is not old:
             same = old is not None and (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
             if same and self.can_be_overwritten():
@@ -289,7 +282,7 @@ class RetNetStateLayer(StateLayer):
     @property
     def nbytes(self) -> int:
         """Returns the bytes of the state and of its record."""
-        tensors = pytree.tree_leaves((self.recurrent_states, self.next_position, self._recorded_from, self._recorded))
+        tensors = pytree.tree_leaves((self.recurrent_states, self.next_position, self._recorded_from, self._calls))
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def reset(self) -> None:
@@ -303,68 +296,47 @@ class RetNetStateLayer(StateLayer):
         else:
             self.cumulative_length.zero_()
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last `-tokens_to_remove` tokens (a number ≤ 0) and starts a new record.
-
-        Raises:
-            RuntimeError: if nothing, or fewer tokens, were recorded.
-            ValueError: for a positive argument.
-        """
-        recorded = sum(call.key.shape[2] for call in self._recorded)
-        removed = self.checked_removal(tokens_to_remove, recorded)
-        if removed:
-            (state, position), remaining = self._recorded_from, recorded - removed
-            for call in self._recorded:
-                kept = min(remaining, call.key.shape[2])
-                if kept == 0:
-                    break
-                remaining -= kept
-                mask, reset = (None if marks is None else marks[:, :kept] for marks in (call.mask, call.reset))
-                key, value = call.key[:, :, :kept], call.value[:, :, :kept]
-                query = key.new_zeros(key.shape[0], call.log_decay.shape[0], *key.shape[2:])
-                _, state = retention(query, key, value, call.log_decay.to(key.device), state, mask, reset)
-                position = call.next_position[:, kept - 1].expand(key.shape[0])
-            if state is None:  # the record started before the first token
-                state, position = torch.zeros_like(self.recurrent_states), torch.zeros_like(self.next_position)
-            if self.can_be_overwritten():
-                self.recurrent_states.copy_(state)
-                self.next_position.copy_(position)
-                self.cumulative_length.sub_(removed)
-            else:
-                self.recurrent_states, self.next_position = state, position.clone()
-                self.cumulative_length = self.cumulative_length - removed
-        self._start_record()
+    def _remove(self, columns: int) -> None:
+        """Computes the state again from its recorded beginning, without the last columns."""
+        (state, position), remaining = self._recorded_from, self._recorded - columns
+        for log_decay, (key, value, *marks, next_position) in self._calls:
+            kept = min(remaining, key.shape[2])
+            if kept == 0:
+                break
+            remaining -= kept
+            mask, reset = (None if each is None else each[:, :kept] for each in marks)
+            key, value = key[:, :, :kept], value[:, :, :kept]
+            query = key.new_zeros(key.shape[0], log_decay.shape[0], *key.shape[2:])
+            _, state = retention(query, key, value, log_decay.to(key.device), state, mask, reset)
+            position = next_position[:, kept - 1].expand(key.shape[0])
+        if state is None:  # the record started before the first token
+            state, position = torch.zeros_like(self.recurrent_states), torch.zeros_like(self.next_position)
+        if self.can_be_overwritten():
+            self.recurrent_states.copy_(state)
+            self.next_position.copy_(position)
+            self.cumulative_length.sub_(columns)
+        else:
+            self.recurrent_states, self.next_position = state, position.clone()
+            self.cumulative_length = self.cumulative_length - columns
 
     def _start_record(self) -> None:
-        self._recorded, self.last_ids = [], None
+        super()._start_record()
+        self._calls = []
         past = (self.recurrent_states, self.next_position) if self.record_past and self.is_initialized else (None, None)
         self._recorded_from = tuple(None if tensor is None else tensor.clone() for tensor in past)
 
-    def join_(self, layers: "list[RetNetStateLayer]") -> None:
-        device, dtype = self.device, self.dtype
-        self.fill_(
-            torch.cat([layer.recurrent_states.detach().to(device, dtype) for layer in layers]),
-            torch.cat([layer.next_position.to(device) for layer in layers]),
-            torch.stack([layer.cumulative_length.to(device) for layer in layers]).max(),
-        )
-
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        def rows(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else change(tensor)
+        def rows(tensor: Tensor) -> Tensor:  # marks of a call may have one row for all sequences
+            return change(tensor.expand(self.batch_size, *tensor.shape[1:]))
 
-        def record(call: RecordedCall) -> RecordedCall:
-            position = rows(call.next_position.expand(self.batch_size, -1))
-            reset = None if call.reset is None else rows(call.reset.expand(self.batch_size, -1))
-            return RecordedCall(rows(call.key), rows(call.value), call.log_decay, rows(call.mask), reset, position)
-
-        self._recorded = [record(call) for call in self._recorded]
-        self._recorded_from = tuple(rows(tensor) for tensor in self._recorded_from)
+        self._calls = [(decay, pytree.tree_map_only(Tensor, rows, inputs)) for decay, inputs in self._calls]
+        self._recorded_from = pytree.tree_map_only(Tensor, rows, self._recorded_from)
         super()._map(change)
 
 
-# Functions that create the state of a layer, by the names in `config.layer_types`.
+# Functions that create the state of a layer with an index, by the names in `config.layer_types`.
 # softmax_attention.py adds entries, so that this file need not import it.
-STATE_LAYERS: dict[str, Callable[[PreTrainedConfig], StateLayer]] = {"linear_attention": RetNetStateLayer}
+STATE_LAYERS: dict[str, Callable[[PreTrainedConfig, int], StateLayer]] = {"linear_attention": RetNetStateLayer}
 
 
 def require_retention_alone(config: PreTrainedConfig) -> None:
@@ -401,7 +373,9 @@ def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
 def borrowed(cache: Cache) -> Cache:
     """Returns a cache that continues from `cache` without changing it. Nothing is copied."""
     twin = copy.copy(cache)
-    twin.layers = [layer.borrow() for layer in cache.layers]
+    twin.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in twin.layers:
+        layer.borrowed, layer.record_past = True, False
     return twin
 
 
@@ -411,30 +385,24 @@ def computes_layers_again(model: nn.Module) -> bool:
 
 
 class UpdatedOnce:
-    """A state for layers that may be recomputed: a layer updates it once. Recomputation reads the state before the update.
-
-    Attributes:
-        layers: this object, which is indexed by layer.
-    """
+    """The state of layers that may be recomputed: the first computation updates it, the others read it as it was before."""
 
     def __init__(self, cache: Cache) -> None:
-        self.cache, self.layers, self._before = cache, self, {}
+        self.layers, self._before, self._left = self, borrowed(cache).layers, dict(enumerate(cache.layers))
 
     def __getitem__(self, layer_idx: int) -> StateLayer:
-        if layer_idx in self._before:
-            return self._before[layer_idx].borrow()
-        layer = self.cache.layers[layer_idx]
-        self._before[layer_idx], layer.borrowed = layer.borrow(), True  # nothing is written into the previous state
+        if layer_idx not in self._left:
+            return copy.copy(self._before[layer_idx])
+        layer = self._left.pop(layer_idx)
+        layer.borrowed = True  # nothing is written into the previous state
         return layer
 
 
 def past_of_call(model: nn.Module, cache: Cache | None, use_cache: bool) -> Cache | None:
-    """Returns the state from which a call to a `RetNetModel` continues and which it updates.
+    """Returns the state from which a call to a `RetNetModel` continues and which it updates. None if it needs no state.
 
-    It is the given cache, a new state, or without `use_cache` a borrowed copy of the cache. None if the call needs no state.
-
-    Raises:
-        ValueError: for a cache that the model cannot continue from.
+    It is the given cache, a new state, or without `use_cache` a borrowed copy of the cache. Raises ValueError for a cache
+    that the model cannot continue from.
     """
     if model.config.bidirectional:
         if cache is not None:
@@ -453,26 +421,90 @@ def past_of_call(model: nn.Module, cache: Cache | None, use_cache: bool) -> Cach
     return past
 
 
-def checked_rows(rows: Tensor, batch: int) -> Tensor:
-    """Returns `rows`. Raises ValueError unless they are (B,) bool, one for each row of a state."""
-    if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != (batch,):
-        given = f"{tuple(rows.shape)} {rows.dtype}" if isinstance(rows, Tensor) else type(rows).__name__
-        raise ValueError(f"rows must be a tensor ({batch},) of bool, one for each row, got {given}.")
-    return rows
+class LayerStates:
+    """States of several layers, with a row for each sequence: what `RetNetState` and `StreamState` have in common."""
+
+    class_name: ClassVar[str] = "RetNetState"  # of the format of a file
+
+    def named_layers(self) -> dict[str, StateLayer]:
+        """Returns the layers by their names in a file."""
+        return {f"layers.{index}": layer for index, layer in enumerate(self.layers)}
+
+    @property
+    def nbytes(self) -> int:
+        """Returns the bytes of all layers. Retention layers do not grow with the text, unless the past is recorded."""
+        return sum(layer.nbytes for layer in self.named_layers().values())
+
+    def clone(self: States) -> States:
+        """Returns an independent copy, detached where a gradient flows, for example to continue one text in two ways."""
+        return copy.deepcopy(self)
+
+    def to(self: States, target: torch.device | str | torch.dtype) -> States:
+        """Moves the state to a device, or casts it to float32 or float64, and returns it. Works in place, like a module's
+        `to`: accelerate's hooks call it on every argument of a layer, and layers must update this state and not a copy.
+
+        Raises:
+            ValueError: for other dtypes. Below float32 a state would lose what it accumulates.
+        """
+        is_dtype = isinstance(target, torch.dtype)
+        if is_dtype and target not in STATE_DTYPES:
+            raise ValueError(f"a state is kept in torch.float32 or torch.float64, not in {target}.")
+        for layer in self.named_layers().values():  # keys and values keep the model's dtype
+            moves = layer.is_initialized and (isinstance(layer, RetNetStateLayer) or not is_dtype)
+            if moves and layer.saved()[0].to(target) is not layer.saved()[0]:
+                layer._map(lambda tensor: tensor if is_dtype and not tensor.is_floating_point() else tensor.to(target))
+                layer.lazy_initialization(layer.saved()[0])
+        return self
+
+    def select(self: States, rows: Tensor | list[int]) -> States:
+        """Returns a new state with `rows` of this state, in that order: indices, which may be repeated, or one bool per row.
+
+        Raises:
+            ValueError: for something else than rows.
+        """
+        twin = self.clone()
+        layers, rows = list(twin.named_layers().values()), torch.as_tensor(rows)
+        batch = first_in_use(layers).batch_size
+        rows = rows.nonzero().flatten() if rows.dtype == torch.bool and rows.shape == (batch,) else rows
+        if rows.dim() != 1 or rows.numel() == 0 or rows.is_floating_point() or rows.dtype == torch.bool:
+            raise ValueError(
+                f"rows must be a list of one or more indices, or one bool for each of the {batch} rows, got {rows}."
+            )
+        for layer in layers:
+            layer.batch_select_indices(rows.long())
+        return twin
+
+    def reset_rows(self, rows: Tensor) -> None:
+        """Resets the rows that are True in `rows`, (B,) bool, without reading its values in Python.
+
+        Drops the record of the past. Retention layers are changed in place if no gradient is recorded, as in a call.
+
+        Raises:
+            ValueError: if the number of rows differs from the number in the state.
+        """
+        for layer in self.named_layers().values():
+            layer.reset_rows(rows)
+
+    def named_tensors(self) -> dict[str, Tensor | None]:
+        """Returns the tensors that form the state by their names in a file."""
+        layers = self.named_layers().items()
+        return {f"{name}.{part}": getattr(layer, part) for name, layer in layers for part in layer.SAVED}
+
+    def _write(self, path: str | os.PathLike, fingerprint: str, mark: str | None) -> None:
+        if any(not layer.is_initialized for layer in self.named_layers().values()):
+            raise ValueError("a state with a layer that has read nothing cannot be saved.")
+        write_state_file(path, self.named_tensors(), fingerprint, mark, self.class_name)
+
+    def shapes(self, batch: int, tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of the tensors that form the state. Softmax attention has as many columns as in `tensors`."""
+        shapes = {}
+        for name, layer in self.named_layers().items():
+            columns = tensors[f"{name}.document"].shape[-1:].numel() if f"{name}.document" in tensors else 0
+            shapes |= {f"{name}.{part}": size for part, size in zip(layer.SAVED, layer.shapes(batch, columns))}
+        return shapes
 
 
-def row_indices(rows: Tensor | list[int], batch: int) -> Tensor:
-    """Returns the indices of rows, which are given as indices or as bool for each row. Raises ValueError for others."""
-    rows = torch.as_tensor(rows)
-    rows = rows.nonzero().flatten() if rows.dtype == torch.bool and rows.shape == (batch,) else rows
-    if rows.dim() != 1 or rows.numel() == 0 or rows.is_floating_point() or rows.dtype == torch.bool:
-        raise ValueError(
-            f"rows must be a list of one or more indices, or one bool for each of the {batch} rows, got {rows}."
-        )
-    return rows.long()
-
-
-class RetNetState(Cache):
+class RetNetState(LayerStates, Cache):
     """The state of a whole model: exact, constant in size, and an ordinary cache for `generate()`, beams and pipelines.
 
     A call of a model with `use_cache=True` updates the state in place. Use `clone()` first to keep the old state.
@@ -485,10 +517,13 @@ class RetNetState(Cache):
     refuses a state that was loaded from a file.
     """
 
+    is_compileable = False  # whether `generate()` should compile the decode step if it can; users may always compile it
+
     def __init__(self, config: PreTrainedConfig, compileable: bool = False) -> None:
         self.config = config.get_text_config(decoder=True)
-        super().__init__(layers=[STATE_LAYERS[kind](self.config) for kind in self.config.layer_types])
-        self._compileable = compileable and all(layer.is_compileable for layer in self.layers)
+        kinds = enumerate(self.config.layer_types)
+        super().__init__(layers=[STATE_LAYERS[kind](self.config, layer_idx) for layer_idx, kind in kinds])
+        self.is_compileable = compileable and all(layer.is_compileable for layer in self.layers)
         self._writer: Callable[[], nn.Module | None] | None = None  # a weak reference to the model that wrote the state
         self._mark: str | None = None  # mark of the weights that computed a loaded state
         self.first_tokens: tuple[FirstTokens, ...] = ()  # of the texts that the state has read, one or none of each
@@ -524,8 +559,7 @@ class RetNetState(Cache):
     def require_weights(self, model: nn.Module, alone: bool = False) -> None:
         """Stores which model updates the state. Raises ValueError if other weights computed it before it was loaded.
 
-        Args:
-            alone: whether to refuse also a state that a model with other weights has updated in this process.
+        `alone` refuses also a state that a model with other weights has updated in this process.
         """
         writer, model = None if self._writer is None else self._writer(), network_of(model)
         if writer is model:
@@ -566,36 +600,6 @@ class RetNetState(Cache):
             return 0
         return int(cache.get_seq_length())
 
-    @property
-    def is_compileable(self) -> bool:
-        """Returns whether `generate()` should compile the decode step if it can. Users may always compile it."""
-        return self._compileable
-
-    @property
-    def nbytes(self) -> int:
-        """Returns the bytes of all layers. Retention layers do not grow with the text, unless the past is recorded."""
-        return sum(layer.nbytes for layer in self.layers)
-
-    def clone(self) -> "RetNetState":
-        """Returns an independent copy, for example to continue one text in two ways."""
-        return copy.deepcopy(self)
-
-    def to(self, target: torch.device | str | torch.dtype) -> "RetNetState":
-        """Moves the state to a device, or casts it to float32 or float64, and returns it. Works in place, like a module's
-        `to`: accelerate's hooks call it on every argument of a layer, and layers must update this state and not a copy.
-
-        Raises:
-            ValueError: for other dtypes. Below float32 a state would lose what it accumulates.
-        """
-        if isinstance(target, torch.dtype) and target not in STATE_DTYPES:
-            raise ValueError(f"a state is kept in torch.float32 or torch.float64, not in {target}.")
-        for layer in self.layers:
-            if isinstance(target, torch.dtype) and not isinstance(layer, RetNetStateLayer):
-                continue  # keys and values keep the model's dtype
-            if layer.is_initialized and layer.saved()[0].to(target) is not layer.saved()[0]:
-                layer.to_(target)
-        return self
-
     @classmethod
     def zeros(
         cls,
@@ -620,24 +624,6 @@ class RetNetState(Cache):
             matrices = torch.zeros(sequences, *config.state_shape(index), dtype=dtype, device=device)
             layer.fill_(matrices, position, length)
         return state
-
-    def select(self, rows: Tensor | list[int]) -> "RetNetState":
-        """Returns a new state with `rows` of this state, in that order. Rows may be repeated."""
-        twin = self.clone()
-        twin.batch_select_indices(row_indices(rows, self.batch_size))
-        return twin
-
-    def reset_rows(self, rows: Tensor) -> None:
-        """Resets the rows that are True in `rows`, (B,) bool, without reading its values in Python.
-
-        Drops the record of the past. Retention layers are changed in place if no gradient is recorded, as in a call.
-
-        Raises:
-            ValueError: if the number of rows differs from the number in the state.
-        """
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.reset_rows(checked_rows(rows, layer.batch_size).to(layer.next_position.device))
 
     def repeat(self, times: int) -> "RetNetState":
         """Returns a new state with every row repeated `times` times, side by side, to sample often after one prefix."""
@@ -680,14 +666,11 @@ class RetNetState(Cache):
         Raises:
             ValueError: if the state has read nothing, or has only one tensor parallel rank's share of the heads.
         """
-        if any(not layer.is_initialized for layer in self.layers):
-            raise ValueError("a state with a layer that has read nothing cannot be saved.")
-        for index, layer in enumerate(self.layers):
-            retains, held = isinstance(layer, RetNetStateLayer), layer.saved()[0]
-            all_heads = self.config.state_heads(index) if retains else self.config.mixer_sizes(index)[1]
-            if held.shape[1] != all_heads:
+        for layer in self.layers:
+            held, all_heads = layer.saved()[0], layer.shapes(1, 1)[0][1]
+            if held is not None and held.shape[1] != all_heads:
                 raise ValueError(f"a state of all {all_heads} heads can be saved, not a rank's share of {held.shape[1]}.")
-        write_state_file(path, _named_tensors(self), self.config.state_fingerprint, self.weights_mark)
+        self._write(path, self.config.state_fingerprint, self.weights_mark)
 
     @classmethod
     def load(
@@ -714,53 +697,24 @@ class RetNetState(Cache):
         if model is None and not isinstance(config, PreTrainedConfig):
             raise TypeError(f"config must be a configuration or a model, got {config!r}.")
         state = cls(config if model is None else model.config)
-
-        def check(tensors: dict[str, Tensor]) -> None:
-            check_names(path, tensors, _named_tensors(state))
-            first = {part: tensors[f"layers.0.{part}"] for part in ("next_position", "cumulative_length")}
-            batch = first["next_position"].shape[:1]
-            if batch == (0,):
-                raise ValueError(f"{path} holds the state of no sequence.")
-            shapes = {}
-            for name, tensor in tensors.items():
-                _, index, part = name.split(".")
-                _, groups, key_dim, value_dim = state.config.mixer_sizes(int(index))
-                columns = tensors.get(f"layers.{index}.document", tensor).shape[-1:]  # in softmax attention
-                shapes[name] = {
-                    "recurrent_states": (*batch, *state.config.state_shape(int(index))),
-                    "keys": (*batch, groups, *columns, key_dim),
-                    "values": (*batch, groups, *columns, value_dim),
-                    "next_position": (*batch,),
-                    "cumulative_length": (),
-                }.get(part, (*batch, *columns))  # document, count and position of each column
-            check_tensors(path, tensors, shapes, one_dtype=True)
-            for name, tensor in tensors.items():  # position and length are equal in all layers
-                if not torch.equal(tensor, first.get(name.split(".")[2], tensor)):
-                    raise ValueError(f"{path} holds {name} that differs from the first layer's tensor.")
-
-        tensors, mark = read_state_file(path, state.config.state_fingerprint, check)
+        mark = read_state_file(path, state, state.config.state_fingerprint, device)
         for index, layer in enumerate(state.layers):
-            layer.fill_(*(tensors[f"layers.{index}.{name}"].to(device) for name in layer.SAVED))
+            for part in ("next_position", "cumulative_length"):
+                if not torch.equal(getattr(layer, part), getattr(state.layers[0], part)):
+                    raise ValueError(f"{path} holds layers.{index}.{part} that differs from the first layer's tensor.")
         state._mark = None if other_weights else mark
         if model is not None:
             state.require_weights(model)
         return state
 
 
-def _named_tensors(state: RetNetState) -> dict[str, Tensor | None]:
-    return {
-        f"layers.{index}.{name}": getattr(layer, name) for index, layer in enumerate(state.layers) for name in layer.SAVED
-    }
+def _flatten(state: RetNetState) -> tuple[list[Tensor | None], tuple[PreTrainedConfig, bool]]:
+    return list(state.named_tensors().values()), (state.config, state.is_compileable)
 
 
 def _flatten_with_keys(state: RetNetState) -> tuple[list[tuple[pytree.KeyEntry, Tensor | None]], tuple]:
-    named = [(pytree.MappingKey(name), tensor) for name, tensor in _named_tensors(state).items()]
-    return named, (state.config, state.is_compileable)
-
-
-def _flatten(state: RetNetState) -> tuple[list[Tensor | None], tuple[PreTrainedConfig, bool]]:
-    named, context = _flatten_with_keys(state)
-    return [tensor for _, tensor in named], context
+    tensors, context = _flatten(state)
+    return list(zip(map(pytree.MappingKey, state.named_tensors()), tensors)), context
 
 
 def _unflatten(tensors: list[Tensor | None], context: tuple[PreTrainedConfig, bool]) -> RetNetState:

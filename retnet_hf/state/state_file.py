@@ -11,9 +11,10 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -76,7 +77,8 @@ def weights_mark(model: nn.Module) -> str | None:
     return json.dumps({"dtypes": sorted(dtypes), "sums": [[f"{number:+.5e}" for number in pair] for pair in sums]})
 
 
-class FirstTokens(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class FirstTokens:
     """The first tokens that a state has read, and a module's outputs for them, which other weights do not reproduce.
 
     Attributes:
@@ -126,8 +128,8 @@ def first_tokens_of(
         if part is not None and absent is None:
             first[name] = part.detach()[:1, :count].clone()
         elif part is not None:
-            rows = part.detach().expand(len(outputs), *part.shape[1:])
-            first[name] = rows.index_select(0, row.to(part.device)).index_select(1, columns.to(part.device))
+            rows = part.detach().expand(len(outputs), *part.shape[1:]).index_select(1, columns.to(part.device))
+            first[name] = rows.index_select(0, row.to(part.device))
     outputs = first.pop("outputs")
     if absent is not None:
         outputs.masked_fill_(first.pop("absent")[..., None].to(device), 0)
@@ -160,11 +162,7 @@ def write_state_file(
 ) -> None:
     """Writes a state, completely or not at all. If the path is a link, replaces the file that it points to.
 
-    Args:
-        tensors: by name, such as "layers.0.recurrent_states". class_name: the class of the state, a key of `FORMATS`.
-
-    Raises:
-        ValueError: if the path exists and is not a file.
+    Tensors have names such as "layers.0.recurrent_states". Raises ValueError if the path exists and is not a file.
     """
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
@@ -188,18 +186,12 @@ def write_state_file(
         raise
 
 
-def read_state_file(
-    path: str | os.PathLike, fingerprint: str, check: Callable[[dict[str, Tensor]], None], class_name: str = "RetNetState"
-) -> tuple[dict[str, Tensor], str | None]:
-    """Returns the tensors that `write_state_file` wrote, and the mark of the weights. The arguments are the same.
+def read_state_file(path: str | os.PathLike, state: Any, fingerprint: str, device: torch.device | str) -> str | None:
+    """Fills a state, `LayerStates`, from a file that `write_state_file` wrote. Returns the mark of the weights.
 
-    Args:
-        check: raises ValueError if the tensors are not a state of the model.
-
-    Raises:
-        ValueError: if the file is not a saved state, is damaged, or belongs to a model of another configuration.
-        OSError: if the file cannot be opened.
+    Raises ValueError if the file is damaged or no state of the model, and OSError if it cannot be opened.
     """
+    names, file_format = state.named_tensors(), FORMATS[state.class_name]
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -209,14 +201,36 @@ def read_state_file(
         raise
     except Exception as error:  # a damaged header can cause any error
         raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
-    if metadata.get("format") != FORMATS[class_name]:
-        raise ValueError(f"{path} does not hold a saved {class_name} of the format {FORMATS[class_name]}.")
+    if metadata.get("format") != file_format:
+        raise ValueError(f"{path} does not hold a saved {state.class_name} of the format {file_format}.")
     if metadata.get("fingerprint") != fingerprint:
         raise ValueError(f"{path} holds the state of a model of another configuration than this one.")
-    check(tensors)
+    if missing := sorted(set(names) - set(tensors)):
+        raise ValueError(f"{path} lacks {missing[0]}.")
+    if foreign := sorted(set(tensors) - set(names)):
+        raise ValueError(f"{path} holds {foreign[0]}, which is no part of a state.")
+    first = next(tensors[name] for name in names if name.endswith((".next_position", ".tail")))
+    if first.shape[:1] == (0,):
+        raise ValueError(f"{path} holds the state of no sequence.")
+    expected = state.shapes(first.shape[0] if first.dim() else 1, tensors)
+    found = {name.rpartition(".")[2]: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
+    for name, tensor in tensors.items():
+        part = name.rpartition(".")[2]
+        allowed = DTYPES.get(part, (torch.int64,))
+        if state.class_name == "RetNetState" and found.get(part) in allowed:  # layers of streams may differ
+            allowed = (found[part],)
+        if tensor.shape != expected[name] or tensor.dtype not in allowed:
+            given, wanted = f"{tuple(tensor.shape)} {tensor.dtype}", " or ".join(map(str, allowed))
+            raise ValueError(f"{path} holds {name} as {given}, which should be {expected[name]} {wanted}.")
+        if tensor.dtype == torch.int64 and part != "document" and (tensor < 0).any():
+            raise ValueError(f"{path} holds {name} with negative values.")
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(f"{path} holds {name} with values that are not finite.")
     if metadata.get("sha256") != _checksum(metadata, tensors):
         raise ValueError(f"{path} is damaged: its contents have changed since it was saved.")
-    return tensors, metadata.get("weights")
+    for name, layer in state.named_layers().items():
+        layer.fill_(*(tensors[f"{name}.{part}"].to(device) for part in layer.SAVED))
+    return metadata.get("weights")
 
 
 def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
@@ -229,30 +243,3 @@ def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
         bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor  # NumPy has no bfloat16
         digest.update(bits.reshape(-1).numpy())
     return digest.hexdigest()
-
-
-def check_names(path: str | os.PathLike, tensors: Collection[str], expected: Collection[str]) -> None:
-    """Raises ValueError if a file lacks a tensor of a state, or holds another one."""
-    if missing := sorted(set(expected) - set(tensors)):
-        raise ValueError(f"{path} lacks {missing[0]}.")
-    if foreign := sorted(set(tensors) - set(expected)):
-        raise ValueError(f"{path} holds {foreign[0]}, which is no part of a state.")
-
-
-def check_tensors(
-    path: str | os.PathLike, tensors: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], one_dtype: bool = False
-) -> None:
-    """Raises ValueError for tensors of other shapes or dtypes, or of several dtypes in a part, or values of no state."""
-    found = {name.rpartition(".")[2]: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
-    for name, tensor in tensors.items():
-        part = name.rpartition(".")[2]
-        allowed = DTYPES.get(part, (torch.int64,))
-        if one_dtype and found.get(part) in allowed:
-            allowed = (found[part],)
-        if tensor.shape != shapes[name] or tensor.dtype not in allowed:
-            given, wanted = f"{tuple(tensor.shape)} {tensor.dtype}", " or ".join(map(str, allowed))
-            raise ValueError(f"{path} holds {name} as {given}, which should be {shapes[name]} {wanted}.")
-        if tensor.dtype == torch.int64 and part != "document" and (tensor < 0).any():
-            raise ValueError(f"{path} holds {name} with negative values.")
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise ValueError(f"{path} holds {name} with values that are not finite.")

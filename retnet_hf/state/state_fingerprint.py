@@ -17,7 +17,6 @@ WITHOUT_EFFECT = (
     *("retention_form", "chunk_size", "kernels"),  # same function, computed in another order
     *("vocab_size", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
 )
-_OF_TRANSFORMERS = frozenset(field.name for field in fields(PreTrainedConfig))
 # Fields that only have an effect if a layer has softmax attention, or experts.
 _OF_SOFTMAX = (
     *("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim", "attention_gate_act"),
@@ -40,8 +39,8 @@ def state_fingerprint(config: PreTrainedConfig) -> str:
 
 def meaning(config: PreTrainedConfig) -> dict[str, Any]:
     """Returns the fields that have an effect, normalised. Fields that other fields disable or imply are None."""
-    own = [field.name for field in fields(config) if field.name not in (*_OF_TRANSFORMERS, *WITHOUT_EFFECT)]
-    facts = {name: getattr(config, name) for name in own}
+    excluded = {*WITHOUT_EFFECT, *(field.name for field in fields(PreTrainedConfig))}
+    facts = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in excluded}
     retains = [kind == "linear_attention" for kind in config.layer_types]
     rotates, unused = config.use_rotary, ["decay_range"]
     if config.is_hybrid:

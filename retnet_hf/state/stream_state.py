@@ -10,31 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .retention_state import RetNetState, StateLayer, checked_rows, row_indices
-from .state_file import (
-    STALE_MARK,
-    FirstTokens,
-    check_names,
-    check_tensors,
-    is_of_same_weights,
-    joint_first_tokens,
-    read_state_file,
-    weights_mark,
-    write_state_file,
-)
+from .retention_state import LayerStates, RetNetState, StateLayer
+from .state_file import STALE_MARK, FirstTokens, is_of_same_weights, joint_first_tokens, read_state_file, weights_mark
 
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")  # of torch.compile, checkpointing, FSDP
 
 
-def check_call(
-    hidden_states: Tensor, size: int, state_rows: int, mask: Tensor | None = None, documents: Tensor | None = None
-) -> None:
-    """Raises ValueError if the arguments of a streaming layer do not fit each other.
+def checked_call(
+    layer: nn.Module,
+    kind: type,
+    size: int,
+    state: "StreamState | RetNetState | ConvolutionState | None",
+    hidden_states: Tensor,
+    mask: Tensor | None = None,
+    documents: Tensor | None = None,
+) -> tuple[Any, Tensor]:
+    """Returns the layer's part of the state, a `kind` or None, and the hidden states with zeros for absent tokens.
 
-    Args:
-        size: D of hidden states (B, T, D). state_rows: rows of the state, or -1 if it has read nothing.
+    Raises the errors of the layer's `forward`. `size` is D of hidden states (B, T, D).
     """
+    own = state[layer] if isinstance(state, StreamState) else state
+    if own is not None and not isinstance(own, kind):
+        raise TypeError(f"state must be a StreamState, a {kind.__name__} or None, got a {type(own).__name__}.")
     if hidden_states.dim() != 3 or hidden_states.shape[-1] != size or 0 in hidden_states.shape[:2]:
         shape = tuple(hidden_states.shape)
         raise ValueError(f"hidden_states must be (batch, tokens, {size}), with at least one token, got {shape}.")
@@ -44,19 +42,15 @@ def check_call(
             raise ValueError(f"{name} must be (batch, tokens), {expected} here, got {tuple(given.shape)}.")
     if mask is not None and mask.is_floating_point():
         raise ValueError(f"mask must be bool, or integers that are 0 for absent tokens, got {mask.dtype}.")
-    if state_rows not in (-1, expected[0]):
-        raise ValueError(f"state holds {state_rows} rows, but hidden_states have {expected[0]}. select takes some of them.")
+    rows = -1 if own is None else own.batch_size  # -1: it has read nothing
+    if rows not in (-1, expected[0]):
+        raise ValueError(f"state holds {rows} rows, but hidden_states have {expected[0]}. select takes some of them.")
+    if mask is not None:
+        hidden_states = hidden_states.masked_fill(mask[..., None] == 0, 0)  # absent tokens may hold nan
+    return own, hidden_states
 
 
-def part_of(state: "StreamState | RetNetState | ConvolutionState | None", layer: nn.Module, kind: type) -> Any:
-    """Returns the part of a state that belongs to a layer, or None. Raises TypeError if it is not of the type `kind`."""
-    part = state[layer] if isinstance(state, StreamState) else state
-    if part is not None and not isinstance(part, kind):
-        raise TypeError(f"state must be a StreamState, a {kind.__name__} or None, got a {type(part).__name__}.")
-    return part
-
-
-class ConvolutionState:
+class ConvolutionState(StateLayer, LayerStates):
     """The last inputs of a causal convolution, which the next outputs read. Methods as in `StreamState`.
 
     Attributes:
@@ -67,48 +61,30 @@ class ConvolutionState:
     SAVED = ("tail",)
 
     def __init__(self, shape: tuple[int, int]) -> None:
+        super().__init__()
         self.shape, self.tail = shape, None
         self.first_tokens: tuple[FirstTokens, ...] = ()
 
+    def shapes(self, batch: int, columns: int) -> list[tuple[int, ...]]:
+        return [(batch, *self.shape)]
+
     @property
-    def is_initialized(self) -> bool:
-        return self.tail is not None
+    def layers(self) -> "list[ConvolutionState]":
+        return [self]
 
     @property
     def batch_size(self) -> int:
-        return -1 if self.tail is None else len(self.tail)
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.tail is None else self.tail.nbytes
-
-    def fill_(self, tail: Tensor | None) -> "ConvolutionState":
-        self.tail = tail
-        return self
-
-    def clone(self) -> "ConvolutionState":
-        return copy.copy(self).fill_(None if self.tail is None else self.tail.detach().clone())
-
-    def select(self, rows: Tensor | list[int]) -> "ConvolutionState":
-        rows = None if self.tail is None else row_indices(rows, len(self.tail)).to(self.tail.device)
-        return copy.copy(self).fill_(None if rows is None else self.tail[rows].detach())
-
-    def reset_rows(self, rows: Tensor) -> None:
-        if self.tail is not None:
-            rows = checked_rows(rows, len(self.tail))
-            self.tail = self.tail.masked_fill(rows.to(self.tail.device)[:, None, None], 0)
+        return -1 if self.tail is None else self.tail.shape[0]
 
     @classmethod
     def concatenate(cls, states: "list[ConvolutionState]") -> "ConvolutionState":
-        twin = copy.copy(states[0])
-        twin.first_tokens = joint_first_tokens(states)
-        return twin.fill_(torch.cat([state.tail.detach().to(twin.tail.device) for state in states]))
-
-    def to(self, device: torch.device | str) -> "ConvolutionState":
-        return self.fill_(None if self.tail is None else self.tail.to(device))
+        joint = states[0].clone()
+        joint.first_tokens = joint_first_tokens(states)
+        joint.join_(states)
+        return joint
 
 
-class StreamState:
+class StreamState(LayerStates):
     """The states of all streaming layers of a model, `MultiScaleRetention` and `CausalConv1d`, with one row per session.
 
     The forward pass of the model calls each layer once with this state, which updates its own part, `state[layer]`, in
@@ -121,6 +97,8 @@ class StreamState:
     Raises:
         ValueError: for a model without streaming layers, or with a bidirectional one.
     """
+
+    class_name = "StreamState"
 
     def __init__(self, model: nn.Module) -> None:
         model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
@@ -143,29 +121,14 @@ class StreamState:
             )
         return self.parts[layer]
 
-    @property
-    def nbytes(self) -> int:
-        """Returns the bytes of all parts, which do not grow with the number of tokens."""
-        return sum(part.nbytes for part in self.parts.values())
-
-    def _with_parts(self, parts: dict[nn.Module, RetNetState | ConvolutionState]) -> "StreamState":
-        twin = copy.copy(self)
-        twin.parts = parts
-        return twin
-
-    def clone(self) -> "StreamState":
-        """Returns an independent copy, detached where a gradient flows."""
-        return self._with_parts({layer: part.clone() for layer, part in self.parts.items()})
+    def named_layers(self) -> dict[str, StateLayer]:
+        return {name: self[layer].layers[0] for name, layer in self.layers.items()}
 
     def __deepcopy__(self, memo: dict) -> "StreamState":
-        copies = {layer: memo.get(id(layer), layer) for layer in self.parts}  # of a model that is copied with its state
-        twin = self._with_parts({copies[layer]: part.clone() for layer, part in self.parts.items()})
+        twin, copies = copy.copy(self), {layer: memo.get(id(layer), layer) for layer in self.parts}  # of a copied model
         twin.layers = {name: copies[layer] for name, layer in self.layers.items()}
+        twin.parts = {copies[layer]: part.clone() for layer, part in self.parts.items()}
         return twin
-
-    def select(self, rows: Tensor | list[int]) -> "StreamState":
-        """Returns a new state with `rows` of this state, in that order. Rows may be repeated."""
-        return self._with_parts({layer: part.select(rows) for layer, part in self.parts.items()})
 
     @classmethod
     def concatenate(cls, states: "list[StreamState]") -> "StreamState":
@@ -177,54 +140,27 @@ class StreamState:
         states = list(states)
         if not states or any(state.layers != states[0].layers for state in states):
             raise ValueError("concatenate takes one or more states of one model.")
-        if not all(holder.is_initialized for state in states for holder in state._holders().values()):
+        if not all(holder.is_initialized for state in states for holder in state.named_layers().values()):
             raise ValueError("concatenate takes states that have read something: an empty state has no batch size.")
-        joint = states[0]._with_parts(
-            {layer: type(part).concatenate([state[layer] for state in states]) for layer, part in states[0].parts.items()}
-        )
+        joint = copy.copy(states[0])
+        joint.parts = {}
+        for layer, part in states[0].parts.items():
+            joint.parts[layer] = type(part).concatenate([state[layer] for state in states])
         marks = {state._mark for state in states} - {None}
         joint._mark = STALE_MARK if len(marks) > 1 else next(iter(marks), None)
         return joint
-
-    def reset_rows(self, rows: Tensor) -> None:
-        """Resets the rows that are True in `rows`, (B,) bool, without reading its values in Python.
-
-        Raises:
-            ValueError: if the number of rows differs from the number in the state.
-        """
-        for part in self.parts.values():
-            part.reset_rows(rows)
 
     def to(self, device: torch.device | str) -> "StreamState":
         """Moves the state to a device, and returns it. Raises ValueError for a dtype: the layers decide it."""
         if isinstance(device, torch.dtype):
             raise ValueError(f"a StreamState has the dtypes of its layers and moves to devices alone, got {device}.")
-        for part in self.parts.values():
-            part.to(device)
-        return self
-
-    def _holders(self) -> dict[str, StateLayer | ConvolutionState]:
-        """Returns what holds the tensors of each part, by the names of the layers."""
-        parts = {name: self[layer] for name, layer in self.layers.items()}
-        return {name: part if isinstance(part, ConvolutionState) else part.layers[0] for name, part in parts.items()}
-
-    def _shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of all tensors by their names in a file."""
-        shapes = {}
-        for name, layer in self.layers.items():
-            part = self[layer]
-            if isinstance(part, ConvolutionState):
-                shapes[f"{name}.tail"] = (batch, *part.shape)
-            else:
-                shapes[f"{name}.recurrent_states"] = (batch, *part.config.state_shape(0))
-                shapes |= {f"{name}.next_position": (batch,), f"{name}.cumulative_length": ()}
-        return shapes
+        return super().to(device)
 
     @property
     def fingerprint(self) -> str:
         """Returns a hash of what the state depends on: names and shapes of the parts, and the options of retention."""
         options = [part.config.state_fingerprint for part in self.parts.values() if isinstance(part, RetNetState)]
-        return hashlib.sha256(json.dumps([options, self._shapes(1)]).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([options, self.shapes(1, {})]).encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike, model: nn.Module) -> None:
         """Writes the state to one safetensors file with a checksum and a mark of the weights, completely or not at all.
@@ -237,15 +173,11 @@ class StreamState:
         """
         if StreamState(model).layers != self.layers:
             raise ValueError("model must be the model that has computed the state: it has other layers.")
-        holders = self._holders()
-        if not all(holder.is_initialized for holder in holders.values()):
-            raise ValueError("a state with a layer that has read nothing cannot be saved.")
         mark = weights_mark(model)
         is_same = is_of_same_weights(mark, self._mark)
         if not (is_same and all(first.fits(layer) for layer, part in self.parts.items() for first in part.first_tokens)):
             mark = STALE_MARK
-        tensors = {f"{name}.{part}": getattr(holder, part) for name, holder in holders.items() for part in holder.SAVED}
-        write_state_file(path, tensors, self.fingerprint, mark, "StreamState")
+        self._write(path, self.fingerprint, mark)
 
     @classmethod
     def load(
@@ -261,20 +193,11 @@ class StreamState:
             OSError: if the file cannot be opened.
         """
         state = cls(model)
-        names = list(state._shapes(1))
-
-        def check(tensors: dict[str, Tensor]) -> None:
-            check_names(path, tensors, names)
-            batch = tensors[names[0]].shape[0] if tensors[names[0]].dim() else 1
-            check_tensors(path, tensors, state._shapes(batch))
-
-        tensors, mark = read_state_file(path, state.fingerprint, check, "StreamState")
+        mark = read_state_file(path, state, state.fingerprint, device)
         is_same = is_of_same_weights(weights_mark(model), mark)
         if not is_same and not other_weights:
             raise ValueError(f"{path} was saved by a model with other weights. other_weights=True loads it all the same.")
         state._mark = mark if is_same else STALE_MARK
-        for name, holder in state._holders().items():
-            holder.fill_(*(tensors[f"{name}.{tensor}"].to(device) for tensor in holder.SAVED))
         return state
 
 

@@ -59,4 +59,4 @@ class PagedAttention(StateLayer):
     def _kept_by_vllm(self, *_: Any) -> None:
         raise NotImplementedError("vLLM stores these keys and values.")
 
-    _map = _start_record = fill_ = join_ = lazy_initialization = update = crop = reset = _kept_by_vllm
+    _map = _start_record = shapes = fill_ = join_ = lazy_initialization = update = crop = reset = _kept_by_vllm
