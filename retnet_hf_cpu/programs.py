@@ -38,7 +38,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 import retnet_hf
-from retnet_hf.modules.hooks import has_hooks
+from retnet_hf.modules.layers import has_hooks
 from retnet_hf.ops.gradients import rotate_step
 from retnet_hf.ops.plan import Plan, Rotation
 from retnet_hf.ops.retention_forms import StepDecay, recurrent_step_

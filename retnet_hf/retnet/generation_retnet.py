@@ -2,6 +2,7 @@
 """Adapts transformers' `generate()` to a model with a state instead of a list of keys and values."""
 
 import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,12 +10,11 @@ import torch
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationMixin, GenerationMode, StoppingCriteriaList
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
 from ..arguments.call_arguments import cache_of_call
-from ..modules.captured_steps import DEVICES
 from ..state.retention_state import RetNetState, install_retention_layers
 
 
@@ -22,17 +22,34 @@ logger = logging.get_logger(__name__)
 
 # The name of the state in inputs and outputs of models: "cache" from transformers 5.24 on.
 CACHE = "cache" if hasattr(BaseModelOutputWithPast, "cache") else "past_key_values"
+DEVICES = {"cuda"}  # device types on which steps are captured
+STEPS: dict[int, Any] = {}  # the `CapturedStep` of each running call of `generate()`, by the id of its state
 
 
 def captured_steps(model: GenerationMixin, *call: Any) -> AbstractContextManager:
-    """Returns a context in which decode steps on a GPU are captured and replayed. `call` is as in `capturing`."""
+    """Returns a context in which `replayed` captures and replays decode steps on a GPU. `call` is as in `capturing`."""
     if model.device.type not in DEVICES:
         return nullcontext()
     try:
         from ..gpu.cuda_graphs import capturing
     except ImportError:  # in code saved with a model, if Triton is not installed
         return nullcontext()
-    return capturing(model, *call)
+    return capturing(STEPS, model, *call)
+
+
+def replayed(forward: Callable[..., ModelOutput]) -> Callable[..., ModelOutput]:
+    """Returns a `forward` of a model with a head that, within `captured_steps`, captures and replays plain decode steps.
+
+    transformers' `get_compiled_call` does not serve for it, because beam search calls the model itself.
+    """
+
+    @functools.wraps(forward)
+    def call(model: GenerationMixin, *args: Any, **inputs: Any) -> ModelOutput:
+        step = None if torch.compiler.is_compiling() or args else STEPS.get(id(inputs.get(CACHE)))
+        outputs = None if step is None else step(model, forward, inputs)
+        return forward(model, *args, **inputs) if outputs is None else outputs
+
+    return call
 
 
 def register_causal(model_class: type) -> None:

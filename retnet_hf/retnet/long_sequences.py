@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from ..modules.hooks import has_hooks
+from ..modules.layers import has_hooks
 from ..ops.layout import layout_of
 from ..state.retention_state import RetNetState, first_in_use
 

@@ -23,7 +23,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ..arguments.call_arguments import require_known_arguments, with_arguments_of
 from ..hub.saving import SavedWithCard
-from ..modules.computed_buffers import ComputedBuffer
+from ..modules.layers import ComputedBuffer
 
 
 class ChannelsLast:
