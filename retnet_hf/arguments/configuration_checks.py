@@ -13,6 +13,13 @@ from transformers import GenerationConfig
 from ..hub.saving import TRAVELS, SavedWithCode
 
 
+def is_activation(value: str | list[str | None] | None) -> bool:
+    """Returns whether names are those of activations. None is one, since types of fields decide where it is allowed."""
+    from transformers.activations import ACT2FN  # importing it takes a second
+
+    return all(name is None or name in ACT2FN for name in (value if isinstance(value, list) else [value]))
+
+
 # Keys that transformers 4 wrote with their defaults; and auto_map, which names code that is not saved with our models.
 WITHOUT_EFFECT_IN_TRANSFORMERS = frozenset((
     "add_cross_attention", "auto_map", "cross_attention_hidden_size", "finetuning_task", "is_decoder", "prefix",
@@ -25,10 +32,7 @@ READ_BY_TRANSFORMERS = frozenset((
     "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype",
 ))  # fmt: skip
 # Linear layers that PEFT adapts by default in language models: all but heads, which it trains whole for some tasks.
-ADAPTED = (
-    *("q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "up_proj", "gate_proj", "down_proj"),
-    *("q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"),
-)
+ADAPTED = [f"{name}_proj" for name in ("q", "k", "v", "g", "o", "up", "gate", "down", "q_a", "q_b", "kv_a", "kv_b")]
 DECAY_SCHEDULES = ("power_of_two", "log_linear", "alibi", "geometric", "none")
 # Sentences about allowed values, and what they allow.
 RULES = {
@@ -38,6 +42,8 @@ RULES = {
     "a positive integer or None": lambda value: value is None or value > 0,
     "positive integers": lambda values: all(value > 0 for value in values),
     "in [0, 1)": lambda value: 0 <= value < 1,
+    "a name of transformers.activations.ACT2FN": is_activation,
+    "None, or a name of transformers.activations.ACT2FN": is_activation,
 }
 
 
@@ -95,71 +101,59 @@ class ConfigMixin(SavedWithCode):
         if getattr(self, "kernels", None) == "fla":  # of earlier versions
             self.kernels = "auto"
         if not kwargs.pop("_of_file", False) and kwargs:
-            of_transformers = {*READ_BY_TRANSFORMERS, *WITHOUT_EFFECT_IN_TRANSFORMERS, *GenerationConfig().to_dict()}
-            for name in kwargs.keys() - of_transformers - vars(self).keys():
-                if not name.startswith("_"):
-                    known = [*(field.name for field in fields(self)), *self.attribute_map]
-                    nearest = difflib.get_close_matches(name, known, 1)
-                    advice = f": did you mean {nearest[0]!r}?" if nearest else ""
-                    raise ValueError(f"{type(self).__name__} has no field {name!r}{advice}.")
+            known = {*READ_BY_TRANSFORMERS, *WITHOUT_EFFECT_IN_TRANSFORMERS, *GenerationConfig().to_dict(), *vars(self)}
+            if unknown := [name for name in kwargs if name not in known and not name.startswith("_")]:
+                names = [*(field.name for field in fields(self)), *self.attribute_map]
+                nearest = difflib.get_close_matches(unknown[0], names, 1)
+                advice = f": did you mean {nearest[0]!r}?" if nearest else ""
+                raise ValueError(f"{type(self).__name__} has no field {unknown[0]!r}{advice}.")
         super().__post_init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields, and `auto_map` if code is saved with the model.
 
-        Adds the model_type to PEFT's tables of default targets, for LoRA and all methods with the same targets. PEFT calls
-        `to_dict` before it looks the type up, so it need not be imported first.
+        Adds the model_type to PEFT's tables of default targets of LoRA and similar methods. PEFT calls `to_dict` before it
+        looks the type up.
         """
         for name, table in list(vars(sys.modules.get("peft.utils", object)).items()):
             targets = table if name.endswith("_TARGET_MODULES_MAPPING") and isinstance(table, dict) else {}
             if targets.get("llama") == ["q_proj", "v_proj"]:
-                targets.setdefault(self.model_type, list(ADAPTED) if hasattr(self, "vocab_size") else "all-linear")
-        content = super().to_dict()
-        return content if self.auto_map else {name: value for name, value in content.items() if name != "auto_map"}
+                targets.setdefault(self.model_type, ADAPTED.copy() if hasattr(self, "vocab_size") else "all-linear")
+        return {name: value for name, value in super().to_dict().items() if name != "auto_map" or value}
 
     def _require(self, condition: bool, field: str, allowed: str) -> None:
         """Raises ValueError with the field, what is allowed and the given value, unless the condition holds."""
         if not condition:
             raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}.")
 
-    def _require_one_of(self, field: str, allowed: tuple[str, ...]) -> None:
-        self._require(getattr(self, field) in allowed, field, "one of " + ", ".join(allowed))
-
-    def _require_all(self, allowed: str, *fields: str, allows: Callable[[Any], bool] | None = None) -> None:
-        """Checks fields by the rule of `RULES` for what is allowed, or by `allows`."""
+    def _check(self, allowed: str | tuple[str, ...], *fields: str, allows: Callable[[Any], bool] | None = None) -> None:
+        """Checks that fields have one of the allowed names, or a value that `allows` or the rule of a sentence allows."""
+        if isinstance(allowed, tuple):
+            allows, allowed = allowed.__contains__, "one of " + ", ".join(allowed)
         for field in fields:
             self._require((allows or RULES[allowed])(getattr(self, field)), field, allowed)
-
-    def _check_activation(self, *fields: str, allowed: str = "a name of transformers.activations.ACT2FN") -> None:
-        from transformers.activations import ACT2FN  # importing it takes a second
-
-        def allows(value: str | list[str | None] | None) -> bool:  # None only if the field's type allows it
-            return all(name is None or name in ACT2FN for name in (value if isinstance(value, list) else [value]))
-
-        self._require_all(allowed, *fields, allows=allows)
 
     def _check_decay_schedule(self, layers: int = 0) -> None:
         """Checks that `decay_schedule` is a name, a list of decays or, with `layers`, a list of one such list per layer."""
         schedule, heads = self.decay_schedule, self.num_attention_heads
         if isinstance(schedule, str):
-            return self._require_one_of("decay_schedule", DECAY_SCHEDULES)
+            return self._check(DECAY_SCHEDULES, "decay_schedule")
         lists, allowed = [schedule], f"num_attention_heads ({heads}) numbers in (0, 1]"
         if layers and any(isinstance(entry, list) for entry in schedule):
             lists, allowed = schedule, f"one list per layer (num_hidden_layers is {layers}) of {allowed}"
         else:
             layers, allowed = 1, f"a list of {allowed}"
-        valid = (
-            isinstance(decays, list) and len(decays) == heads and all(0 < each <= 1 for each in decays) for decays in lists
-        )
-        self._require(len(lists) >= layers and all(valid), "decay_schedule", allowed)
+        valid = all(isinstance(decays, list) and len(decays) == heads for decays in lists) and len(lists) >= layers
+        valid = valid and all(0 < decay <= 1 for decays in lists for decay in decays)
+        self._require(valid, "decay_schedule", allowed)
 
     def _check_decay_range(self, layers: int = 0) -> None:
         """Checks that `decay_range` is a pair of time constants, or a list of pairs for `layers` layers."""
-        spans, fewest = self.decay_range, layers
+        spans = self.decay_range
         allowed = "a pair of time constants in tokens, the first at least 0.1 and the second not below it"
         if spans and isinstance(spans[0], list):
             allowed += f", or a list of one pair for each of the {layers} layers"
         else:
-            spans, fewest = [spans], 1
-        valid = (len(span) == 2 and 0.1 <= span[0] <= span[1] for span in spans)
-        self._require(len(spans) >= fewest and all(valid), "decay_range", allowed)
+            spans, layers = [spans], 1
+        valid = len(spans) >= layers and all(len(span) == 2 and 0.1 <= span[0] <= span[1] for span in spans)
+        self._require(valid, "decay_range", allowed)

@@ -2,33 +2,54 @@
 """RetNet configuration: every option of the published models, their names for it, and named sizes."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import logging
 
-from ..arguments.configuration_checks import ConfigMixin, scheduled_decays
+from ..arguments.configuration_checks import (
+    READ_BY_TRANSFORMERS,
+    WITHOUT_EFFECT_IN_TRANSFORMERS,
+    ConfigMixin,
+    scheduled_decays,
+)
 from ..ops.choices import FORMS, KERNELS
 from ..state.state_fingerprint import state_fingerprint
-from .configuration_dialects import read_dialect
 
+
+logger = logging.get_logger(__name__)
 
 INITIALIZATIONS = ("xavier", "deepnet", "normal", "fan_in")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# Fields of RetNetHybridConfig, with their values in a model that is not a hybrid. Files of earlier versions contain them.
-OF_HYBRIDS = dict.fromkeys((
-    "layer_types", "sliding_window", "attention_num_heads", "attention_num_key_value_heads", "attention_head_dim",
-    "attention_gate_act", "attention_log_base", "attention_sink_distance", "attention_qkv_bias", "attention_use_qk_norm",
-    "attention_rope_theta", "attention_max_length", "qk_norm_eps", "logits_scaling", "kv_lora_rank", "q_lora_rank",
-    "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_layers", "learned_rotary_layers", "head_norm_groups",
-    "head_norm_eps", "value_act", "num_experts", "moe_intermediate_size", "n_group", "topk_group",
-    "attention_residual_multiplier", "mlp_residual_multiplier",
-)) | {
-    "attention_sinks": 0, "norm_affine": True, "num_experts_per_tok": 2, "first_k_dense_replace": 0, "n_shared_experts": 0,
-    "router_act": "softmax", "use_router_bias": False, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-    "output_router_logits": False, "router_aux_loss_coef": 0.0,
-}  # fmt: skip
+OF_HYBRIDS: dict[str, Any] = {}  # fields of RetNetHybridConfig, which fills it, and their values in a model without them
+
+# These keys choose kernels, are read only in training, or are never read by RetNet layers.
+_WITHOUT_EFFECT_IN_FLA = frozenset((
+    "attn_mode", "use_short_conv", "conv_size", "share_conv_kernel", "fuse_norm", "fuse_swiglu", "fuse_cross_entropy",
+    "fuse_linear_cross_entropy", "use_l2warp", "attnres_block_size",
+))  # fmt: skip
+_WITHOUT_EFFECT_IN_TORCHSCALE = frozenset((
+    "checkpoint_activations", "chunkwise_recurrent", "ddp_rank", "drop_path_rate", "encoder_normalize_before",
+    "forward_impl", "fsdp", "max_target_positions", "max_rel_pos", "moe_eval_capacity_token_fraction",
+    "moe_expert_count", "moe_gating_use_fp32", "moe_normalize_gate_prob_before_dropping", "moe_second_expert_policy",
+    "moe_top1_expert", "no_output_layer", "output_retentions", "rel_pos_buckets", "subln", "use_ffn_rms_norm",
+    "use_xmoe", "xpos_scale_base", "z_loss_coeff",
+))  # fmt: skip
+# Keys that change what a model computes: the only value that RetNetConfig supports, and the reason.
+_EXPRESSIBLE = {
+    "moe_freq": (0, "RetNetConfig has no experts"),
+    "multiway": (False, "RetNetConfig has one set of weights for all tokens"),
+    "xpos_rel_pos": (False, "RetNetConfig rotates without the magnitudes of xPos"),
+    "use_glu": (
+        True,
+        "without it, the feed-forward has biases and an inner LayerNorm (fc1.bias, fc2.bias, ffn_layernorm), which "
+        "RetNetConfig does not support",
+    ),
+    "attn": (None, "it describes softmax layers. Load the folder with AutoConfig or RetNetHybridConfig"),
+}
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "value_expansion")
 _SHAPES = {
@@ -257,7 +278,7 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         fields |= {name: left.pop(alias) for alias, name in self.attribute_map.items() if alias in left}
         for name, value in fields.items():
             setattr(self, name, value)
-        for name in () if self.is_hybrid else OF_HYBRIDS.keys() & left.keys():
+        for name in OF_HYBRIDS.keys() & left.keys():
             if left.pop(name) not in (OF_HYBRIDS[name], self.layer_types, None):
                 raise ValueError(
                     f"{name} is a field of RetNetHybridConfig (model_type retnet_hybrid). RetNetConfig only has retention "
@@ -357,14 +378,14 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
                 setattr(self, name, [stated[layer] for layer in order])
         self.num_hidden_layers = len(order)
 
-    def shares_states(self, layer: int) -> bool:
-        """Returns whether all query heads of a key/value head have equal decays and so share a matrix of the state."""
-        served, decays = self.num_attention_heads // self.num_key_value_heads, self.decays(layer)
-        return served > 1 and all(len(set(decays[head : head + served])) == 1 for head in range(0, len(decays), served))
-
     def state_heads(self, layer: int) -> int:
-        """Returns how many matrices (K, V) a retention layer's state has: key/value heads if shared, else query heads."""
-        return self.num_key_value_heads if self.shares_states(layer) else self.num_attention_heads
+        """Returns how many matrices (K, V) a retention layer's state has.
+
+        There is one per key/value head if all query heads of each key/value head have equal decays, else one per query head.
+        """
+        served, decays = self.num_attention_heads // self.num_key_value_heads, self.decays(layer)
+        shared = all(len(set(decays[head : head + served])) == 1 for head in range(0, len(decays), served))
+        return self.num_key_value_heads if shared else self.num_attention_heads
 
     def state_shape(self, layer: int) -> tuple[int, int, int]:
         """Returns (M, K, V), the shape of one sequence's state in a retention layer."""
@@ -388,9 +409,9 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
     def validate_architecture(self) -> None:
         """Checks that each field has an allowed value and that the fields fit each other. Called by `@strict` validation."""
         heads, layers = self.num_attention_heads, self.num_hidden_layers
-        self._require_all("a positive integer", "vocab_size", "hidden_size", "num_hidden_layers")
-        self._require_all("a positive integer", "num_attention_heads", "intermediate_size")
-        self._require_all("a positive integer or None", "chunk_size")
+        self._check("a positive integer", "vocab_size", "hidden_size", "num_hidden_layers")
+        self._check("a positive integer", "num_attention_heads", "intermediate_size")
+        self._check("a positive integer or None", "chunk_size")
         divides = 0 < self.num_key_value_heads <= heads and heads % self.num_key_value_heads == 0
         self._require(divides, "num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
@@ -406,18 +427,65 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         positions = getattr(self, "max_position_embeddings", 1)
         valid = isinstance(positions, int) and positions > 0
         self._require(valid, "max_position_embeddings", "a positive integer, or absent")
-        self._require_one_of("retention_form", FORMS)
-        self._require_one_of("kernels", KERNELS)
-        self._require_one_of("norm_position", ("pre", "post"))
-        self._require_one_of("initialization", INITIALIZATIONS)
-        self._check_activation("hidden_act", "output_gate_act", "feature_map")
-        self._require_all("in [0, 1)", "hidden_dropout", "activation_dropout")
-        self._require_all("positive", "rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
+        self._check(FORMS, "retention_form")
+        self._check(KERNELS, "kernels")
+        self._check(("pre", "post"), "norm_position")
+        self._check(INITIALIZATIONS, "initialization")
+        self._check("a name of transformers.activations.ACT2FN", "hidden_act", "output_gate_act", "feature_map")
+        self._check("in [0, 1)", "hidden_dropout", "activation_dropout")
+        self._check("positive", "rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
         self._check_decay_schedule(layers)
         self._check_decay_range(layers)
         named = not isinstance(self.feature_map, list) or len(self.feature_map) >= layers
         allowed = f"one name, or a list with one name for each layer (num_hidden_layers is {layers})"
         self._require(named, "feature_map", allowed)
+
+
+def read_dialect(given: dict[str, Any], aliases: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Translates keys of another library's config.json. Returns fields of RetNetConfig, and the remaining keys.
+
+    Args:
+        given: keys of the file that are not fields of RetNetConfig. aliases: those of fields, which are not translated.
+
+    Raises:
+        ValueError: if a key that changes the computation has a value without a counterpart here.
+    """
+    for key, (allowed, reason) in _EXPRESSIBLE.items():
+        if given.get(key) not in (allowed, None):
+            stated = "absent or None" if allowed is None else allowed
+            raise ValueError(f"{key} must be {stated}: {reason}. Got {given[key]!r}.")
+    left = {key: value for key, value in given.items() if key not in _EXPRESSIBLE and key not in _WITHOUT_EFFECT_IN_FLA}
+    if "decoder_embed_dim" not in left and "expand_k" not in left:
+        return {}, left
+    fields = {}
+    if "decoder_embed_dim" in left:
+        hidden_size, layers = left.pop("decoder_embed_dim"), left.pop("decoder_layers")
+        fields = {
+            "hidden_size": hidden_size,
+            "num_hidden_layers": layers,
+            "num_attention_heads": left.pop("decoder_retention_heads"),
+            "intermediate_size": left.pop("decoder_ffn_embed_dim"),
+            "value_expansion": left.pop("decoder_value_embed_dim") / hidden_size,
+            "hidden_act": left.pop("activation_fn", "gelu"),
+            "rms_norm_eps": left.pop("layernorm_eps", 1e-6),
+            "decay_schedule": "log_linear" if left.pop("use_lm_decay", False) else "power_of_two",
+            "rotary_endpoint": True,
+            "head_norm_affine": False,
+            "embedding_multiplier": 1.0 if left.pop("no_scale_embedding", True) else math.sqrt(hidden_size),
+            "use_embedding_norm": left.pop("layernorm_embedding", False),
+            "norm_position": "pre" if left.pop("decoder_normalize_before", True) else "post",
+            "residual_multiplier": (2 * layers) ** 0.25 if left.pop("deepnorm", False) else 1.0,
+            "hidden_dropout": left.pop("dropout", 0.0),
+            "chunk_size": left.pop("recurrent_chunk_size", None),
+        }
+        if "share_decoder_input_output_embed" in left:
+            fields["tie_word_embeddings"] = left.pop("share_decoder_input_output_embed")
+    known = {*aliases, "hidden_ratio", *READ_BY_TRANSFORMERS, *(key for key in left if key.startswith("_"))}
+    kept = {key: value for key, value in left.items() if value is not None and key in known}
+    without_effect = _WITHOUT_EFFECT_IN_TORCHSCALE | WITHOUT_EFFECT_IN_TRANSFORMERS | set(GenerationConfig().to_dict())
+    if unknown := left.keys() - known - without_effect:
+        logger.warning(f"RetNetConfig drops unknown keys of another library's config.json: {', '.join(sorted(unknown))}.")
+    return fields, kept
 
 
 __all__ = ["RetNetConfig"]

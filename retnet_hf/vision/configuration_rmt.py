@@ -129,7 +129,7 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         """Checks the fields, each alone and together, as part of `@strict` validation."""
         self._check_stages()
         sizes = self.hidden_sizes
-        self._require_all("positive integers", "hidden_sizes", "depths", "num_attention_heads")
+        self._check("positive integers", "hidden_sizes", "depths", "num_attention_heads")
         allowed = "even in the first stage, because the stem begins with half that width"
         self._require(sizes[0] % 2 == 0, "hidden_sizes", allowed)
         even = all(size % (2 * number) == 0 for size, number in zip(sizes, self.num_attention_heads))
@@ -147,8 +147,8 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         self._require(between, "decay_exponents", allowed)
         known = self.token_classifier_input in (None, *TOKEN_CLASSIFIER_INPUTS)
         self._require(known, "token_classifier_input", f"None, {' or '.join(TOKEN_CLASSIFIER_INPUTS)}")
-        self._check_activation("hidden_act", "projection_act")
-        self._require_all("positive", "projection_size", "batch_norm_eps")
+        self._check("a name of transformers.activations.ACT2FN", "hidden_act", "projection_act")
+        self._check("positive", "projection_size", "batch_norm_eps")
         self._require(self.rope_theta >= 1, "rope_theta", "1 or more")
 
 
