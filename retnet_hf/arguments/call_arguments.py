@@ -14,7 +14,6 @@ from transformers.utils import TransformersKwargs
 
 # Arguments that tools pass to every model. Trainer passes use_cache.
 PASSED_ON = frozenset((*TransformersKwargs.__annotations__, "seq_idx", "state_rows", "use_cache"))
-WITHOUT_DOCUMENTS = PASSED_ON - {"cu_seq_lens_k"}  # it has no meaning without cu_seq_lens_q
 # names of documents, lengths, masks, states and visibility of tokens in other libraries
 CHANGES_RESULTS = re.compile("doc|seg|seq|len|mask|pack|pad|offset|bound|indptr|past|cache|state|encoder|causal|bidirect")
 
@@ -35,7 +34,7 @@ def require_known_arguments(model: nn.Module, given: dict[str, Any]) -> None:
     Raises:
         ValueError: for another library's names of documents, lengths, masks or states, and for misspelt arguments.
     """
-    passed = PASSED_ON if "cu_seq_lens_q" in given else WITHOUT_DOCUMENTS
+    passed = PASSED_ON if "cu_seq_lens_q" in given else PASSED_ON - {"cu_seq_lens_k"}  # which has no meaning alone
     if given.get("is_causal") is getattr(model.config, "bidirectional", True):  # it contradicts the configuration
         passed = passed - {"is_causal"}
     if passed.issuperset(given):
