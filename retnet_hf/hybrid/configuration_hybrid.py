@@ -251,14 +251,9 @@ class RetNetHybridConfig(RetNetConfig):
         if "linear_attention" not in self.layer_types:
             plan = {name: style for name, style in plan.items() if ".retention." not in name}
         if self.num_experts is not None:
-            plan |= {
-                "layers.*.mlp.shared.gate_proj": "colwise",
-                "layers.*.mlp.shared.up_proj": "colwise",
-                "layers.*.mlp.shared.down_proj": "rowwise",
-                "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
-                "layers.*.mlp.experts.down_proj": "rowwise",
-                "layers.*.mlp.experts": "moe_tp_experts",
-            }
+            experts = {"experts.gate_up_proj": "packed_colwise", "experts.down_proj": "rowwise", "experts": "moe_tp_experts"}
+            shared = {"shared.gate_proj": "colwise", "shared.up_proj": "colwise", "shared.down_proj": "rowwise"}
+            plan |= {f"layers.*.mlp.{name}": style for name, style in (shared | experts).items()}
         return plan
 
     def validate_hybrid(self) -> None:
@@ -290,8 +285,8 @@ class RetNetHybridConfig(RetNetConfig):
         else:
             self._check("a number if kv_lora_rank is given", *sizes, allows=lambda value: value is not None)
             self._require(self.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim", "even")
-            without = "sliding_attention" not in self.layer_types
-            self._require(without, "layer_types", "without sliding_attention if kv_lora_rank is given")
+            allowed = "without sliding_attention if kv_lora_rank is given"
+            self._require("sliding_attention" not in self.layer_types, "layer_types", allowed)
             self._check("None if kv_lora_rank is given", *OF_ATTENTION, allows=lambda value: value is None)
             valid = rope_type == "default" or not self.use_rotary
             self._require(valid, "rope_parameters", "of rope_type default if kv_lora_rank is given")

@@ -9,12 +9,7 @@ from transformers import CONFIG_MAPPING, GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
-from ..arguments.configuration_checks import (
-    READ_BY_TRANSFORMERS,
-    WITHOUT_EFFECT_IN_TRANSFORMERS,
-    ConfigMixin,
-    scheduled_decays,
-)
+from ..arguments.checks import READ_BY_TRANSFORMERS, WITHOUT_EFFECT_IN_TRANSFORMERS, ConfigMixin, scheduled_decays
 from ..ops.choices import FORMS, KERNELS
 from ..state.state_fingerprint import state_fingerprint
 
@@ -467,9 +462,8 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         self._check("positive", "rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
         self._check_decay_schedule(layers)
         self._check_decay_range(layers)
-        named = not isinstance(self.feature_map, list) or len(self.feature_map) >= layers
         allowed = f"one name, or a list with one name for each layer (num_hidden_layers is {layers})"
-        self._require(named, "feature_map", allowed)
+        self._require(not isinstance(self.feature_map, list) or len(self.feature_map) >= layers, "feature_map", allowed)
 
 
 __all__ = ["RetNetConfig"]

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from ..arguments.call_arguments import cache_of_call
+from ..arguments.checks import cache_of_call
 from ..state.retention_state import RetNetState, install_retention_layers
 
 

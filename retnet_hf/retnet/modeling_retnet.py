@@ -38,7 +38,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from ..arguments.call_arguments import cache_of_call, require_known_arguments, with_arguments_of
+from ..arguments.checks import cache_of_call, require_known_arguments, with_arguments_of
 from ..hub.loading import SharedLoading
 from ..hub.saving import SavedWithCard
 from ..modules.layers import ComputedBuffer, HeadDecay, RetNetRMSNorm, init_weights, projection, rotary_frequencies

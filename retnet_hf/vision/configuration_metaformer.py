@@ -6,7 +6,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import DECAY_SCHEDULES, scheduled_decays
+from ..arguments.checks import DECAY_SCHEDULES, scheduled_decays
 from ..ops.choices import FORMS
 from .configuration_stages import StagedConfigMixin
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers.backbone_utils import BackboneConfigMixin
 
-from ..arguments.configuration_checks import ConfigMixin
+from ..arguments.checks import ConfigMixin
 
 
 class VisionConfigMixin(ConfigMixin, BackboneConfigMixin):
