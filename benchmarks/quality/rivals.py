@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf.arguments.configuration_checks import scheduled_decays
+from retnet_hf.arguments.checks import scheduled_decays
 
 from . import rwkv_sums
 from .mixers import H3, Decoder, Hyena

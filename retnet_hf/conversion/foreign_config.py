@@ -9,7 +9,7 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 
-from retnet_hf.arguments.configuration_checks import READ_BY_TRANSFORMERS, WITHOUT_EFFECT_IN_TRANSFORMERS, scheduled_decays
+from retnet_hf.arguments.checks import READ_BY_TRANSFORMERS, WITHOUT_EFFECT_IN_TRANSFORMERS, scheduled_decays
 
 
 ROTATION = {"partial_rotary_factor", "rope_scaling", "rope_theta"}

@@ -4,7 +4,7 @@
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from retnet_hf.modules.hooks import has_hooks
+from retnet_hf.modules.layers import has_hooks
 from retnet_hf.ops.plan import Plan
 from retnet_hf.ops.retention_forms import needs_autograd
 from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer

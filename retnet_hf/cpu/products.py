@@ -28,7 +28,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from retnet_hf.modules.hooks import has_hooks
+from retnet_hf.modules.layers import has_hooks
 
 
 TRIAL_BYTES = 2**26  # bytes of weights in a trial, so that a CPU's cache does not keep them between rounds

@@ -37,7 +37,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
-from retnet_hf.modules.hooks import has_hooks
+from retnet_hf.modules.layers import has_hooks
 from retnet_hf.ops.gradients import rotate_step
 from retnet_hf.ops.plan import Plan, Rotation
 from retnet_hf.ops.retention_forms import StepDecay, recurrent_step_

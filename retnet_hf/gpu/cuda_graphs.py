@@ -4,9 +4,8 @@
 On a GPU, Python takes longer to launch the operations of a step than the device takes to compute them. A retention state
 keeps its address and its size, so that one captured step can be replayed for all further tokens. In each call of
 `generate()`, the first step of one token warms up, the second is captured, and the graph is replayed until the call ends. A
-graph never outlives a call, since weights, adapters and options may change between calls.
-
-Steps that are not known to be safe are computed as usual: see `can_be_captured`, `CapturedStep.finds_memory` and `is_plain`.
+graph never outlives a call, since weights, adapters and options may change between calls. Steps that are not known to be
+safe are computed as usual: see `can_be_captured` and `CapturedStep`.
 """
 
 import os
@@ -23,8 +22,7 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.utils import logging
 
 from ..hub.saving import TRAVELS
-from ..modules.captured_steps import STEPS
-from ..modules.hooks import has_hooks
+from ..modules.layers import has_hooks
 from ..ops.layout import new_columns
 from ..ops.retention_forms import needs_autograd
 from ..state.retention_state import RetNetState, RetNetStateLayer, first_in_use
@@ -38,6 +36,8 @@ FEWEST_TOKENS = 8  # a capture takes about as long as two steps
 # captured, because a failed capture disturbs the process.
 OURS = RetNetState.__module__ if TRAVELS else "retnet_hf"  # code saved with a model is a single module
 PACKAGES = ("torch.nn.modules.", "transformers.activations.", "peft.tuners.lora.layer.", f"{OURS}.")
+# Arguments of `forward` in a plain decode step.
+ARGUMENTS = frozenset(("input_ids", "attention_mask", "past_key_values", "cache", "use_cache", "logits_to_keep"))
 
 
 class CudaGraph:
@@ -121,14 +121,23 @@ class CapturedStep:
         self.memory: list[tuple[RetNetStateLayer, str, Tensor, int]] = []  # tensors of the captured step, with addresses
         self.given_up = False
 
-    def __call__(self, forward: Callable[..., ModelOutput], inputs: dict[str, Any]) -> ModelOutput | None:
-        """Returns the outputs of `forward`, or None if the caller has to compute them."""
-        input_ids, layers = inputs["input_ids"], self.state.layers
+    def __call__(self, model: nn.Module, forward: Callable[..., ModelOutput], inputs: dict[str, Any]) -> ModelOutput | None:
+        """Returns the outputs of `forward`, or None if the caller has to compute them.
+
+        It has to, unless the arguments only request the logits of one new token per row.
+        """
+        input_ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        if model is not self.model or type(input_ids) is not Tensor or type(mask) not in (Tensor, type(None)):
+            return None
+        if any(value is not None and value is not False and name not in ARGUMENTS for name, value in inputs.items()):
+            return None
+        if inputs.get("use_cache") is not True or not isinstance(inputs.get("logits_to_keep", 0), int):
+            return None
         if torch.is_grad_enabled() or torch.is_autocast_enabled(input_ids.device.type):
             return None
         if self.given_up or input_ids.shape[1] != 1 or not self.finds_memory():
             return None
-        mask, past = inputs.get("attention_mask"), first_in_use(layers)
+        past = first_in_use(self.state.layers)
         mask = None if mask is None else new_columns(input_ids.shape, mask, past)
         if self.mask is not None:
             self.mask.copy_(torch.ones_like(self.mask) if mask is None else mask)
@@ -146,22 +155,17 @@ class CapturedStep:
 
         if self.ids is None:
             self.ids = input_ids.clone()
-            return self.with_logits(self.graph.warm_up(compute))
-        self.ids.copy_(input_ids)
-        if self.logits is None and not self.captured(compute):
-            return None
-        self.graph.replay()
-        past.last_ids = input_ids[:, -1].clone()
-        return self.with_logits(self.logits.clone())
-
-    def with_logits(self, logits: Tensor) -> ModelOutput:
-        """Returns the outputs with these logits."""
+            logits = self.graph.warm_up(compute)
+        else:
+            self.ids.copy_(input_ids)
+            if self.logits is None:
+                with CAPTURE_LOCK:  # drawing random numbers in another thread that generates would fail
+                    if len(RUNNING) > 1 or not self.capture(compute):
+                        return None
+            self.graph.replay()
+            past.last_ids = input_ids[:, -1].clone()
+            logits = self.logits.clone()
         return type(self.outputs)(**{**self.outputs, "logits": logits})
-
-    def captured(self, compute: Callable[[], Tensor]) -> bool:
-        """Captures a step, unless another thread generates, since drawing random numbers there would fail."""
-        with CAPTURE_LOCK:
-            return len(RUNNING) == 1 and self.capture(compute)
 
     def capture(self, compute: Callable[[], Tensor]) -> bool:
         """Captures a step without computing it or changing the state. Returns whether that was possible."""
@@ -208,37 +212,29 @@ class CapturedStep:
 
 
 @contextmanager
-def capturing(model: nn.Module, state: Any, input_ids: Tensor, generation_config: GenerationConfig) -> Iterator[None]:
-    """Makes `replayed` capture and replay the decode steps of the model with this state, within a `with` block."""
-    thread = threading.get_ident()
+def capturing(
+    steps: dict[int, CapturedStep], model: nn.Module, state: Any, input_ids: Tensor, generation_config: GenerationConfig
+) -> Iterator[None]:
+    """Has `steps` contain the step of the model with this state, within a `with` block, if it can be captured."""
+    thread, step = threading.get_ident(), None
     with CAPTURE_LOCK:
         RUNNING[thread] += 1
     try:
-        with replaying(model, state, input_ids, generation_config):
-            yield
+        asked = os.environ.get(GRAPHS_VARIABLE) != "0" and not generation_config.disable_compile
+        asked = asked and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "0"  # a blocking launch cannot be captured
+        longest = generation_config.max_length
+        enough = (longest is None or longest - input_ids.shape[1] >= FEWEST_TOKENS) and id(state) not in steps
+        if asked and enough and can_be_captured(model, state):
+            steps[id(state)] = step = CapturedStep(model, state, GRAPHS[model.device.type](model.device))
+        yield
     finally:
+        if step is not None:
+            del steps[id(state)]
+            step.release()
         with CAPTURE_LOCK:
             RUNNING[thread] -= 1
             if not RUNNING[thread]:
                 del RUNNING[thread]
-
-
-@contextmanager
-def replaying(model: nn.Module, state: Any, input_ids: Tensor, generation_config: GenerationConfig) -> Iterator[None]:
-    """Does the work of `capturing` for one call, without a record of running calls."""
-    asked = os.environ.get(GRAPHS_VARIABLE) != "0" and not generation_config.disable_compile
-    asked = asked and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "0"  # a blocking launch cannot be captured
-    longest = generation_config.max_length
-    enough = (longest is None or longest - input_ids.shape[1] >= FEWEST_TOKENS) and id(state) not in STEPS
-    if not (asked and enough and can_be_captured(model, state)):
-        yield
-        return
-    STEPS[id(state)] = step = CapturedStep(model, state, GRAPHS[model.device.type](model.device))
-    try:
-        yield
-    finally:
-        del STEPS[id(state)]
-        step.release()
 
 
 def can_be_captured(model: nn.Module, state: Any) -> bool:

@@ -108,8 +108,7 @@ def model_card(
         task, auto_class = TASKS[suffix], f"AutoModel{suffix.removeprefix('Model')}"
         nature, sizes = _ENCODER if config.bidirectional else _DECODER, {"state_bytes": f"{4 * config.state_size:,}"}
         if config.has_softmax_attention:
-            windows_alone = config.sliding_window and "linear_attention" not in config.layer_types
-            nature = _SOFTMAX if windows_alone else _HYBRID
+            nature = _SOFTMAX if config.sliding_window and "linear_attention" not in config.layer_types else _HYBRID
             sizes |= {"window": config.sliding_window, "sinks": config.attention_sinks}
             sizes["token_numbers"] = f"{config.cache_size_per_token:,}"
         nature = nature.format(**sizes)
@@ -120,12 +119,16 @@ def model_card(
             "vocabulary": config.vocab_size,
         }
         imports = auto_class if prompt is None else f"{auto_class}, AutoTokenizer"
-        example = _MODEL.format(imports=imports, auto_class=auto_class, name=name)
-        example += "" if prompt is None else _GENERATION.format(name=name, prompt=prompt)
+        example = _MODEL if prompt is None else _MODEL + _GENERATION
+        example = example.format(imports=imports, auto_class=auto_class, name=name, prompt=prompt)
     else:
         auto_class = family + suffix
         task, is_classifier = f"image-{TASKS[suffix]}", suffix == "ForImageClassification"
-        nature, rows = _classes(config.id2label) if is_classifier else ".", {"image size": config.image_size}
+        nature, rows, names = ".", {"image size": config.image_size}, list(config.id2label.values())
+        if is_classifier and len(names) > 1:
+            more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+            listed = "" if names == [f"LABEL_{number}" for number in config.id2label] else f": {', '.join(names[:20])}{more}"
+            nature = f" that distinguishes {len(names)} classes of images{listed}."
         example = (_CLASSIFIER if is_classifier else _IMAGE_MODEL).format(name=name, model_class=family + suffix)
     carried = (getattr(config, "auto_map", None) or {}).values()
     portable = any(str(each).endswith(f".{type(model).__name__}") for each in carried)
@@ -145,13 +148,3 @@ def model_card(
     )
     data = ModelCardData(library_name="transformers", pipeline_tag=task, tags=sorted(tags))
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}{training}")
-
-
-def _classes(id2label: dict[int, str]) -> str:
-    """Returns the end of a sentence about the classes of a classifier, with their names if they have names."""
-    names = list(id2label.values())
-    if len(names) < 2:
-        return "."
-    listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-    listed = "" if names == [f"LABEL_{number}" for number in id2label] else f": {listed}"
-    return f" that distinguishes {len(names)} classes of images{listed}."

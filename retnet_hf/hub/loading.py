@@ -1,10 +1,6 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Loading by `from_pretrained`: on all ranks of tensor parallelism, and also from folders of other libraries.
+"""Loading by `from_pretrained`: on all ranks of tensor parallelism, and also from folders of other libraries."""
 
-Only `names_in`, `tensor_parallel_share` and the methods use private names of transformers.
-"""
-
-import functools
 from typing import Any
 
 from transformers.modeling_utils import PreTrainedModel, load_state_dict
@@ -49,10 +45,11 @@ class SharedLoading:
                 )
         model.share_heads(share)
         names = names_in(checkpoint_files) if state_dict is None and checkpoint_files else state_dict or ()
-        ours = any(name.endswith(OUR_TENSORS) for name in names)
-        others = None if ours else conversion("dialect_loading")
-        load = PreTrainedModel._load_pretrained_model if others is None else functools.partial(others.load, names)
-        return load(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
+        arguments = (model, state_dict, checkpoint_files, load_config, *args)
+        others = None if any(name.endswith(OUR_TENSORS) for name in names) else conversion("dialect_loading")
+        if others is None:
+            return PreTrainedModel._load_pretrained_model(*arguments, **kwargs)
+        return others.load(names, *arguments, **kwargs)
 
     def share_heads(self, share: tuple[int, int] | None) -> None:
         """Sets the attribute `rank_share`, (rank, ranks), of the modules that hold parameters of all heads."""

@@ -19,14 +19,12 @@ def register(config_class: type[PreTrainedConfig], models: Mapping[Any, type]) -
     lm-eval read. A configuration of another library with the same model_type is replaced, with a warning that names both.
     """
     model_type = config_class.model_type
-    try:
-        other = CONFIG_MAPPING[model_type]
-        other_name = f"{other.__module__}.{other.__qualname__}"
-    except KeyError:
-        other_name = None
-    except Exception:  # transformers imports its configurations here, and an import may fail for many reasons
-        other_name = "a configuration of transformers"
-    if other_name is not None:
+    if model_type in CONFIG_MAPPING:
+        try:
+            other = CONFIG_MAPPING[model_type]
+            other_name = f"{other.__module__}.{other.__qualname__}"
+        except Exception:  # transformers imports its configurations here, and an import may fail for many reasons
+            other_name = "a configuration of transformers"
         logger.warning(
             f"The model_type {model_type!r} was registered with AutoConfig for {other_name}. "
             f"It is registered for {config_class.__module__}.{config_class.__qualname__} from now on. "

@@ -16,7 +16,7 @@ class SavedWithCode:
     """Saves its code with it if its class is registered for an Auto class."""
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
-        """Saves as transformers does, with the code if the class is registered for an Auto class."""
+        """Saves as transformers does."""
         if not self._carries_code(*args, **kwargs):
             return super().save_pretrained(save_directory, *args, **kwargs)
         from .travelling_code import code_beside

@@ -43,52 +43,46 @@ class Module:
         needs: the modules of this package that it imports at its top, with the imported names. later: those that it imports
             in functions, from the GPU file if it has the module, else from the package.
         imports: its other imports at the top, as pairs (module, or None for `import name`; name).
-        heading, summary: its file, and the first line of its docstring.
-        licence, body: its first lines, and the source without these lines, docstring, imports and __all__.
+        licence, heading, body: its first lines, its file with the first line of its docstring, and the rest of the source.
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.path = name, ROOT.joinpath(*name.split(".")).with_suffix(".py")
+        path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
         try:
-            source = self.path.read_text(encoding="utf-8")
+            source = path.read_text(encoding="utf-8")
         except OSError as error:
             raise ValueError(f"The code of {PACKAGE} cannot be saved: its sources cannot be read, {error}.") from error
-        self.lines, tree = source.splitlines(), ast.parse(source)
+        lines, tree = source.splitlines(), ast.parse(source)
         self.docstring = ast.get_docstring(tree)
-        self.heading, self.summary = self.path.relative_to(ROOT).as_posix(), self.docstring.splitlines()[0]
+        self.heading = f"# ======== {path.relative_to(ROOT).as_posix()}\n# {self.docstring.splitlines()[0]}"
         self.needs: dict[str, set[str]] = {}
         self.later: set[str] = set()
         self.imports: set[tuple[str | None, str]] = set()
         statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
         for node in sorted(statements, key=lambda node: node.lineno, reverse=True):  # so that line numbers stay right
             place, at_top, indent = slice(node.lineno - 1, node.end_lineno), node in tree.body, " " * node.col_offset
-            is_import, is_relative = isinstance(node, (ast.Import, ast.ImportFrom)), getattr(node, "level", 0) > 0
-            module = getattr(node, "module", None)
-            names = list(map(ast.unparse, node.names)) if is_import else []
-            if is_relative and at_top and (module is None or any(alias.asname for alias in node.names)):
-                raise ValueError(
-                    f"{self.heading}, line {node.lineno}: code to be saved must import names of this package without `as`."
-                )
-            if is_relative:
-                module = ".".join([*name.split(".")[: -node.level], module])
-            if is_relative and at_top:
+            names = list(map(ast.unparse, node.names)) if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            module, level = getattr(node, "module", None), getattr(node, "level", 0)
+            if level:
+                module = ".".join([*name.split(".")[:-level], module])
+            if level and at_top:
                 self.needs.setdefault(module, set()).update(names)
-            elif is_relative:
+            elif level:
                 self.later.add(module)
-            elif is_import and at_top:
+            elif at_top:
                 self.imports |= {(module, imported) for imported in names}
-            if at_top and (is_import or node is tree.body[0] or ast.unparse(node).startswith("__all__")):
-                del self.lines[place]
-            elif is_relative and module in GPU:
-                self.lines[place] = [f"{indent}from .{GPU_FILE} import {', '.join(names)}"]
-            elif is_relative:
-                self.lines[place] = [
+            if at_top and (names or node is tree.body[0] or ast.unparse(node).startswith("__all__")):
+                del lines[place]
+            elif level and module in GPU:
+                lines[place] = [f"{indent}from .{GPU_FILE} import {', '.join(names)}"]
+            elif level:
+                lines[place] = [
                     f"{indent}try:",
                     f"{indent}    from {module} import {', '.join(names)}",
                     f"{indent}except ImportError as error:",
                     f'{indent}    raise ImportError("This needs the package {PACKAGE}, which is not installed.") from error',
                 ]
-        self.licence, self.body = self.lines[:2], "\n".join(self.lines[2:]).strip("\n")
+        self.licence, self.body = lines[:2], "\n".join(lines[2:]).strip("\n")
 
 
 module_of = functools.cache(Module)  # files of several classes share modules
@@ -98,14 +92,10 @@ def in_order(*names: str) -> dict[str, Module]:
     """Returns the named modules and all modules that they import, each after the modules that it imports."""
     found: dict[str, Module] = {}
 
-    def order(name: str) -> int:  # among modules that do not import each other
-        room = name.split(".")[1]
-        return ROOMS.index(room) if room in ROOMS else len(ROOMS)
-
     def visit(name: str) -> None:
         if name not in found:
             module = module_of(name)
-            for needed in sorted(module.needs, key=order):
+            for needed in sorted(module.needs, key=lambda name: (*ROOMS, name.split(".")[1]).index(name.split(".")[1])):
                 visit(needed)
             found[name] = module
 
@@ -138,7 +128,7 @@ def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str
     own = import_lines(imports - of_triton)
     if of_triton:  # transformers refuses files that import a package that is not installed, except within `try`
         own += ["", "try:", *(f"    {line}" for line in import_lines(of_triton)), "except ImportError:", "    raise"]
-    sections = [f"# ======== {each.heading}\n# {each.summary}\n\n{each.body}" for each in modules.values()]
+    sections = [f"{each.heading}\n\n{each.body}" for each in modules.values()]
     head = f"{PACKAGE} {__version__} wrote this file from its modules, each after the modules that it imports."
     described = [*modules[main].licence, f'"""{modules[main].docstring}\n\n{head}\n"""']
     text = "\n".join([*described, "", *own, "", "", "\n\n\n".join(sections), ""])
@@ -167,7 +157,8 @@ def files_of(cls: type) -> dict[str, str]:
 def derived_files(cls: type) -> dict[str, str]:
     """Returns the files of a class of another package that is derived from a class of this package.
 
-    They are its modules, and the files of all models, configurations and image processors that these import from here.
+    They are its module, the modules of its folder that this imports, since transformers copies only files of one folder, and
+    the files of all models, configurations and image processors that these import from here.
 
     Raises:
         ValueError: if the code cannot be saved.
@@ -175,7 +166,19 @@ def derived_files(cls: type) -> dict[str, str]:
     file, refused = getattr(sys.modules[cls.__module__], "__file__", None), f"The code of {cls.__name__} cannot be saved:"
     if file is None:
         raise ValueError(f"{refused} its module {cls.__module__} is not a file.")
-    sources = sources_of(Path(file))
+    path, sources = Path(file), {}
+    names = [path.stem]
+    for name in names:
+        if name not in sources:
+            with tokenize.open(path.with_name(f"{name}.py")) as file:  # decodes by the declared encoding
+                sources[name] = file.read()
+            for node, modules in relative_imports(sources[name]):
+                if node.level > 1 or not all(path.with_name(f"{each}.py").is_file() for each in modules):
+                    raise ValueError(
+                        f"The code of {path.name} cannot be saved: line {node.lineno} of {name}.py, {ast.unparse(node)!r}, "
+                        "must import from a file of the same folder."
+                    )
+                names += modules
     uses = [use for source in sources.values() for _, uses in imports_from_here(source) for use in uses]
     used = (getattr(module, name, None) for _, module, names in uses for name in names)
     bases = {each for each in used if isinstance(each, type) and hasattr(each, "_auto_class")}
@@ -189,28 +192,6 @@ def derived_files(cls: type) -> dict[str, str]:
     if both := files.keys() & sources.keys():
         raise ValueError(f"{refused} {min(both)}.py is also a file of {PACKAGE}. Rename yours.")
     return files | {name: with_files(name, source, files) for name, source in sources.items()}
-
-
-def sources_of(path: Path) -> dict[str, str]:
-    """Returns the text of a Python file, and of the files of its folder that it imports, by name without ".py".
-
-    Raises:
-        ValueError: if it imports from another folder, since transformers copies only files of one folder.
-    """
-    sources: dict[str, str] = {}
-    names = [path.stem]
-    for name in names:
-        if name not in sources:
-            with tokenize.open(path.with_name(f"{name}.py")) as file:  # decodes by the declared encoding
-                sources[name] = file.read()
-            for node, modules in relative_imports(sources[name]):
-                if node.level > 1 or not all(path.with_name(f"{each}.py").is_file() for each in modules):
-                    raise ValueError(
-                        f"The code of {path.name} cannot be saved: line {node.lineno} of {name}.py, {ast.unparse(node)!r}, "
-                        "must import from a file of the same folder."
-                    )
-                names += modules
-    return sources
 
 
 def relative_imports(source: str) -> list[tuple[ast.ImportFrom, list[str]]]:

@@ -6,7 +6,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 
 from ..hub.foreign import conversion
-from ..retnet.configuration_retnet import RetNetConfig
+from ..retnet.configuration_retnet import OF_HYBRIDS, RetNetConfig
 
 
 ROTARY_LAYERS = ("linear_attention", "softmax_attention")
@@ -251,14 +251,9 @@ class RetNetHybridConfig(RetNetConfig):
         if "linear_attention" not in self.layer_types:
             plan = {name: style for name, style in plan.items() if ".retention." not in name}
         if self.num_experts is not None:
-            plan |= {
-                "layers.*.mlp.shared.gate_proj": "colwise",
-                "layers.*.mlp.shared.up_proj": "colwise",
-                "layers.*.mlp.shared.down_proj": "rowwise",
-                "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
-                "layers.*.mlp.experts.down_proj": "rowwise",
-                "layers.*.mlp.experts": "moe_tp_experts",
-            }
+            experts = {"experts.gate_up_proj": "packed_colwise", "experts.down_proj": "rowwise", "experts": "moe_tp_experts"}
+            shared = {"shared.gate_proj": "colwise", "shared.up_proj": "colwise", "shared.down_proj": "rowwise"}
+            plan |= {f"layers.*.mlp.{name}": style for name, style in (shared | experts).items()}
         return plan
 
     def validate_hybrid(self) -> None:
@@ -284,24 +279,24 @@ class RetNetHybridConfig(RetNetConfig):
         # latent attention
         sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
-        self._require_all("a positive integer or None", "kv_lora_rank", "q_lora_rank", *sizes)
+        self._check("a positive integer or None", "kv_lora_rank", "q_lora_rank", *sizes)
         if self.kv_lora_rank is None:
-            self._require_all("None without kv_lora_rank", "q_lora_rank", *sizes, allows=lambda value: value is None)
+            self._check("None without kv_lora_rank", "q_lora_rank", *sizes, allows=lambda value: value is None)
         else:
-            self._require_all("a number if kv_lora_rank is given", *sizes, allows=lambda value: value is not None)
+            self._check("a number if kv_lora_rank is given", *sizes, allows=lambda value: value is not None)
             self._require(self.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim", "even")
-            without = "sliding_attention" not in self.layer_types
-            self._require(without, "layer_types", "without sliding_attention if kv_lora_rank is given")
-            self._require_all("None if kv_lora_rank is given", *OF_ATTENTION, allows=lambda value: value is None)
+            allowed = "without sliding_attention if kv_lora_rank is given"
+            self._require("sliding_attention" not in self.layer_types, "layer_types", allowed)
+            self._check("None if kv_lora_rank is given", *OF_ATTENTION, allows=lambda value: value is None)
             valid = rope_type == "default" or not self.use_rotary
             self._require(valid, "rope_parameters", "of rope_type default if kv_lora_rank is given")
 
         # heads
-        self._check_activation("value_act", "attention_gate_act")
-        self._require_all("positive, or None", "head_norm_eps", "attention_residual_multiplier", "mlp_residual_multiplier")
-        self._require_all("positive, or None", "qk_norm_eps", "logits_scaling")
-        self._require_all("a positive integer or None", "attention_num_heads", "attention_num_key_value_heads")
-        self._require_all("a positive integer or None", "attention_head_dim", "attention_max_length")
+        self._check("a name of transformers.activations.ACT2FN", "value_act", "attention_gate_act")
+        self._check("positive, or None", "head_norm_eps", "attention_residual_multiplier", "mlp_residual_multiplier")
+        self._check("positive, or None", "qk_norm_eps", "logits_scaling")
+        self._check("a positive integer or None", "attention_num_heads", "attention_num_key_value_heads")
+        self._check("a positive integer or None", "attention_head_dim", "attention_max_length")
         self._require(self.logits_scaling is None or not self.bidirectional, "logits_scaling", "None in an encoder")
         groups = self.head_norm_groups
         valid = groups is None or (groups > 0 and heads % groups == 0 and self.use_head_norm)
@@ -332,8 +327,8 @@ class RetNetHybridConfig(RetNetConfig):
 
         # experts
         experts, groups, chosen = self.num_experts, self.n_group or 1, self.topk_group or 1
-        self._require_one_of("router_act", ("softmax", "sigmoid"))
-        self._require_all("a positive integer or None", "num_experts", "moe_intermediate_size")
+        self._check(("softmax", "sigmoid"), "router_act")
+        self._check("a positive integer or None", "num_experts", "moe_intermediate_size")
         valid = experts is None or (self.use_gated_mlp and experts % groups == 0 and chosen <= groups)
         allowed = f"None, or a multiple of n_group ({groups}) with topk_group ({chosen}) <= n_group and use_gated_mlp=True"
         self._require(valid, "num_experts", allowed)
@@ -343,5 +338,8 @@ class RetNetHybridConfig(RetNetConfig):
         )
         self._require(valid, "num_experts_per_tok", allowed)
 
+
+OF_HYBRIDS |= {name: getattr(RetNetHybridConfig, name) for name in RetNetHybridConfig.__annotations__}
+OF_HYBRIDS["router_aux_loss_coef"] = 0.0
 
 __all__ = ["RetNetHybridConfig"]

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from ..modules.hooks import has_hooks
-from ..modules.layers import RetNetRMSNorm, projection
+from ..modules.layers import RetNetRMSNorm, has_hooks, projection
 from .configuration_hybrid import RetNetHybridConfig
 from .softmax_attention import AttentionPlan
 

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..modules.eager_attention import eager_attention_forward
+from ..modules.layers import eager_attention_forward
 from ..ops.layout import Layout, OnDevice
 from ..ops.plan import Rotation
 from ..ops.retention_forms import needs_autograd

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf.arguments.configuration_checks import scheduled_decays
+from retnet_hf.arguments.checks import scheduled_decays
 from retnet_hf.retnet.configuration_retnet import OF_HYBRIDS
 
 from .reach_of_heads import HeadMeasures

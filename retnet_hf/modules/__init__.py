@@ -1,2 +1,2 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Modules that several models share: computed buffers, decays, angles, initial weights, eager softmax attention."""
+"""Modules that several models share: norms, decays, angles, first weights, eager attention; a causal convolution."""

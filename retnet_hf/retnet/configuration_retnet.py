@@ -5,30 +5,45 @@ import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import logging
 
-from ..arguments.configuration_checks import ConfigMixin, scheduled_decays
+from ..arguments.checks import READ_BY_TRANSFORMERS, WITHOUT_EFFECT_IN_TRANSFORMERS, ConfigMixin, scheduled_decays
 from ..ops.choices import FORMS, KERNELS
 from ..state.state_fingerprint import state_fingerprint
-from .configuration_dialects import read_dialect
 
+
+logger = logging.get_logger(__name__)
 
 INITIALIZATIONS = ("xavier", "deepnet", "normal", "fan_in")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# Fields of RetNetHybridConfig, with their values in a model that is not a hybrid. Files of earlier versions contain them.
-OF_HYBRIDS = dict.fromkeys((
-    "layer_types", "sliding_window", "attention_num_heads", "attention_num_key_value_heads", "attention_head_dim",
-    "attention_gate_act", "attention_log_base", "attention_sink_distance", "attention_qkv_bias", "attention_use_qk_norm",
-    "attention_rope_theta", "attention_max_length", "qk_norm_eps", "logits_scaling", "kv_lora_rank", "q_lora_rank",
-    "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_layers", "learned_rotary_layers", "head_norm_groups",
-    "head_norm_eps", "value_act", "num_experts", "moe_intermediate_size", "n_group", "topk_group",
-    "attention_residual_multiplier", "mlp_residual_multiplier",
-)) | {
-    "attention_sinks": 0, "norm_affine": True, "num_experts_per_tok": 2, "first_k_dense_replace": 0, "n_shared_experts": 0,
-    "router_act": "softmax", "use_router_bias": False, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-    "output_router_logits": False, "router_aux_loss_coef": 0.0,
-}  # fmt: skip
+OF_HYBRIDS: dict[str, Any] = {}  # fields of RetNetHybridConfig, which fills it, and their values in a model without them
+
+# These keys choose kernels, are read only in training, or are never read by RetNet layers.
+_WITHOUT_EFFECT_IN_FLA = frozenset((
+    "attn_mode", "use_short_conv", "conv_size", "share_conv_kernel", "fuse_norm", "fuse_swiglu", "fuse_cross_entropy",
+    "fuse_linear_cross_entropy", "use_l2warp", "attnres_block_size",
+))  # fmt: skip
+_WITHOUT_EFFECT_IN_TORCHSCALE = frozenset((
+    "checkpoint_activations", "chunkwise_recurrent", "ddp_rank", "drop_path_rate", "encoder_normalize_before",
+    "forward_impl", "fsdp", "max_target_positions", "max_rel_pos", "moe_eval_capacity_token_fraction",
+    "moe_expert_count", "moe_gating_use_fp32", "moe_normalize_gate_prob_before_dropping", "moe_second_expert_policy",
+    "moe_top1_expert", "no_output_layer", "output_retentions", "rel_pos_buckets", "subln", "use_ffn_rms_norm",
+    "use_xmoe", "xpos_scale_base", "z_loss_coeff",
+))  # fmt: skip
+# Keys that change what a model computes: the only value that RetNetConfig supports, and the reason.
+_EXPRESSIBLE = {
+    "moe_freq": (0, "RetNetConfig has no experts"),
+    "multiway": (False, "RetNetConfig has one set of weights for all tokens"),
+    "xpos_rel_pos": (False, "RetNetConfig rotates without the magnitudes of xPos"),
+    "use_glu": (
+        True,
+        "without it, the feed-forward has biases and an inner LayerNorm (fc1.bias, fc2.bias, ffn_layernorm), which "
+        "RetNetConfig does not support",
+    ),
+    "attn": (None, "it describes softmax layers. Load the folder with AutoConfig or RetNetHybridConfig"),
+}
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "value_expansion")
 _SHAPES = {
@@ -71,16 +86,16 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
 
     Args:
         vocab_size (`int`): number of tokens. hidden_size (`int`): width of the residual stream.
-        num_hidden_layers (`int`): number of blocks.
-        num_attention_heads (`int`): query heads, each with its own decay. Alias `num_heads`.
-        num_key_value_heads (`int`, *optional*): number of key and value heads, a divisor of `num_attention_heads` and by
-            default equal to it. Alias `num_kv_heads`. In a layer where the query heads of each key/value head have equal
-            decays, they share one matrix of the state.
+        num_hidden_layers (`int`): number of blocks. num_attention_heads (`int`, alias `num_heads`): query heads, each with
+            its own decay.
+        num_key_value_heads (`int`, *optional*, alias `num_kv_heads`): key and value heads, a divisor of
+            `num_attention_heads`, which is the default. Where the query heads of each key/value head have equal decays, they
+            share one matrix of the state.
         intermediate_size (`int`, *optional*): width of the feed-forward; by default two thirds of `hidden_ratio` (2) times
             the hidden size, rounded up to a multiple of 256.
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
-        key_expansion (`float`): total size of all query heads divided by `hidden_size`. Alias `expand_k`.
-        value_expansion (`float`): total size of the values of all query heads divided by `hidden_size`. Alias `expand_v`.
+        key_expansion, value_expansion (`float`, aliases `expand_k`, `expand_v`): total size of all query heads, and of the
+            values of all query heads, divided by `hidden_size`.
         decay_schedule (`str`, `list[float]` or `list[list[float]]`): γ of each head: "power_of_two", 1 - 2^(-5-i) (equation
             8 of the paper); "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (the paper's training runs); "geometric",
             exp(-1/τ), where τ grows by a constant factor from head to head (the named sizes for training from scratch;
@@ -89,16 +104,15 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens; or one pair per layer.
             A single head has the geometric mean of both.
         use_rotary (`bool`): whether queries and keys are rotated by position (RoPE, or xPos without magnitudes).
-        rotary_endpoint (`bool`): whether rotation frequencies are theta^(-linspace(0, 1, K/2)), as in torchscale, instead
-            of the usual theta^(-2i/K).
+        rotary_endpoint (`bool`): whether frequencies are theta^(-linspace(0, 1, K/2)), as in torchscale, not theta^(-2i/K).
         rope_parameters (`dict`, *optional*): `rope_theta` (10000); `rope_type`, "default", "linear", "llama3" or "yarn",
-            with the parameters that transformers defines for it; and `partial_rotary_factor` (1), the share of a head's
-            pairs that is rotated, from the first on.
+            with its parameters in transformers; and `partial_rotary_factor` (1), the share of a head's pairs that is
+            rotated, from the first on.
         qkv_bias (`bool`): whether the projections to queries, keys and values have biases, as in Qwen2.
         use_qk_norm (`bool`): whether queries and keys pass an RMS norm by head before rotation, with shared weights (Qwen3).
         use_output_gate (`bool`), output_gate_act (`str`): whether retention has an output gate, and its activation.
-        use_head_norm (`bool`), head_norm_affine (`bool`): whether each head's output passes an RMS norm, and whether that
-            norm has a weight, shared by all heads. Alias of `head_norm_affine`: `elementwise_affine`.
+        use_head_norm (`bool`), head_norm_affine (`bool`, alias `elementwise_affine`): whether each head's output passes an
+            RMS norm, and whether that norm has a weight, shared by all heads.
         use_gated_mlp (`bool`): whether the feed-forward is down(act(gate x) * up x) instead of down(act(up x)).
         feature_map (`str` or `list[str]`, *optional*): activation applied to queries and keys, a name of ACT2FN; or a list
             with a name or None for each layer.
@@ -107,7 +121,7 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
             norm follows.
         residual_multiplier (`float`): factor on the residual stream when a branch is added to it (DeepNet's alpha).
         bidirectional (`bool`): whether tokens also see later tokens, with decay γ^|n-m|, in an encoder without a state.
-        rms_norm_eps (`float`): epsilon of every norm. Alias `norm_eps`.
+        rms_norm_eps (`float`, alias `norm_eps`): epsilon of every norm.
         hidden_dropout (`float`), activation_dropout (`float`): dropout on embeddings and branches, and in the feed-forward.
         initialization (`str`): "xavier", the paper's (gain 2^-2.5 for q, k, v and gate, 2^-1 for the output projection);
             "deepnet", the same divided by (8 L)^(1/4) for values, output projection and feed-forward; "normal",
@@ -116,9 +130,9 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         initializer_range (`float`): standard deviation of embeddings, of heads unless "fan_in", of all matrices if "normal".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; by default chosen from the head sizes.
-        kernels (`str`): implementation of retention on a GPU: "auto", kernels of this package if they support the device of
-            a call; "torch", PyTorch; or "triton", kernels of this package. PyTorch computes calls that the kernels do not
-            cover, fail on or compute wrongly. Read when a model is created. The variable RETNET_HF_KERNELS overrides it.
+        kernels (`str`): retention on a GPU, read when a model is created: "auto", kernels of this package if they support
+            the device; "triton", the same kernels; or "torch", PyTorch, which also computes calls that the kernels do not
+            cover, fail on or compute wrongly. The variable RETNET_HF_KERNELS overrides it.
         max_position_embeddings (`int`, *optional*): sequence length of training, for tools that read it. It limits nothing.
             The attribute exists only if it is passed.
         tie_word_embeddings (`bool`), use_cache (`bool`), pad_token_id, bos_token_id, eos_token_id: as in transformers.
@@ -252,24 +266,62 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def _read(self, kwargs: dict[str, Any]) -> None:
-        """Moves aliases and translated keys from `kwargs` to fields, and fills in defaults that depend on other fields."""
-        fields, left = read_dialect(kwargs, self.attribute_map)
-        fields |= {name: left.pop(alias) for alias, name in self.attribute_map.items() if alias in left}
+        """Moves aliases and keys of other libraries from `kwargs` to fields. Sets defaults that depend on other fields.
+
+        The libraries are flash-linear-attention (fla), torchscale, and syncdoth, which uses torchscale's keys.
+        """
+        for key, (allowed, reason) in _EXPRESSIBLE.items():
+            value = kwargs.pop(key, None)
+            if value not in (allowed, None):
+                stated = "absent or None" if allowed is None else allowed
+                raise ValueError(f"{key} must be {stated}: {reason}. Got {value!r}.")
+        for key in _WITHOUT_EFFECT_IN_FLA & kwargs.keys():
+            del kwargs[key]
+        fields, foreign = {}, not kwargs.keys().isdisjoint(("decoder_embed_dim", "expand_k"))
+        if "decoder_embed_dim" in kwargs:
+            hidden_size, layers = kwargs.pop("decoder_embed_dim"), kwargs.pop("decoder_layers")
+            fields = {
+                "hidden_size": hidden_size,
+                "num_hidden_layers": layers,
+                "num_attention_heads": kwargs.pop("decoder_retention_heads"),
+                "intermediate_size": kwargs.pop("decoder_ffn_embed_dim"),
+                "value_expansion": kwargs.pop("decoder_value_embed_dim") / hidden_size,
+                "hidden_act": kwargs.pop("activation_fn", "gelu"),
+                "rms_norm_eps": kwargs.pop("layernorm_eps", 1e-6),
+                "decay_schedule": "log_linear" if kwargs.pop("use_lm_decay", False) else "power_of_two",
+                "rotary_endpoint": True,
+                "head_norm_affine": False,
+                "embedding_multiplier": 1.0 if kwargs.pop("no_scale_embedding", True) else math.sqrt(hidden_size),
+                "use_embedding_norm": kwargs.pop("layernorm_embedding", False),
+                "norm_position": "pre" if kwargs.pop("decoder_normalize_before", True) else "post",
+                "residual_multiplier": (2 * layers) ** 0.25 if kwargs.pop("deepnorm", False) else 1.0,
+                "hidden_dropout": kwargs.pop("dropout", 0.0),
+                "chunk_size": kwargs.pop("recurrent_chunk_size", None),
+            }
+            if "share_decoder_input_output_embed" in kwargs:
+                fields["tie_word_embeddings"] = kwargs.pop("share_decoder_input_output_embed")
+        if foreign:
+            known = {*self.attribute_map, "hidden_ratio", *READ_BY_TRANSFORMERS}
+            known |= {key for key in kwargs if key.startswith("_")}
+            silent = _WITHOUT_EFFECT_IN_TORCHSCALE | WITHOUT_EFFECT_IN_TRANSFORMERS | GenerationConfig().to_dict().keys()
+            if unknown := ", ".join(sorted(kwargs.keys() - known - silent)):
+                logger.warning(f"RetNetConfig drops unknown keys of another library's config.json: {unknown}.")
+            for key in [key for key, value in kwargs.items() if value is None or key not in known]:
+                del kwargs[key]
+        fields |= {name: kwargs.pop(alias) for alias, name in self.attribute_map.items() if alias in kwargs}
         for name, value in fields.items():
             setattr(self, name, value)
-        for name in () if self.is_hybrid else OF_HYBRIDS.keys() & left.keys():
-            if left.pop(name) not in (OF_HYBRIDS[name], self.layer_types, None):
+        for name in OF_HYBRIDS.keys() & kwargs.keys():
+            if kwargs.pop(name) not in (OF_HYBRIDS[name], self.layer_types, None):
                 raise ValueError(
                     f"{name} is a field of RetNetHybridConfig (model_type retnet_hybrid). RetNetConfig only has retention "
                     "layers with dense feed-forwards."
                 )
-        hidden_ratio = left.pop("hidden_ratio", None) or 2
+        hidden_ratio = kwargs.pop("hidden_ratio", None) or 2
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.intermediate_size is None:
             self.intermediate_size = 256 * math.ceil(int(self.hidden_size * hidden_ratio * 2 / 3) / 256)
-        kwargs.clear()
-        kwargs.update(left)
 
     @property
     def layer_types(self) -> list[str]:
@@ -301,22 +353,17 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         rope_type, theta = given.get("rope_type", "default"), given.get("rope_theta", 10000.0)
         factor = given.get("partial_rotary_factor", 1.0)
         rotated = int(self.head_dim * factor) if isinstance(factor, (int, float)) and 0 < factor <= 1 else 0
-
-        def require(condition: bool, allowed: str) -> None:
-            self._require(condition, "rope_parameters", f"a dict with {allowed}")
-
-        require(isinstance(theta, (int, float)) and theta >= 1, "a rope_theta of at least 1")
-        require(
-            rope_type in ROPE_TYPES,
+        even = not self.use_rotary or self.head_dim % 2 == 1 or (rotated > 0 and rotated % 2 == 0)
+        checks = {
+            "a rope_theta of at least 1": isinstance(theta, (int, float)) and theta >= 1,
             f"a rope_type of {', '.join(ROPE_TYPES)} (positions are unlimited here, and frequencies that change with "
-            "the text's length would not match the state)",
-        )
-        require(rope_type == "default" or not self.rotary_endpoint, "the rope_type default, since rotary_endpoint is True")
-        require(
-            not self.use_rotary or self.head_dim % 2 == 1 or (rotated >= 2 and rotated % 2 == 0),
+            "the text's length would not match the state)": rope_type in ROPE_TYPES,
+            "the rope_type default, since rotary_endpoint is True": rope_type == "default" or not self.rotary_endpoint,
             "a partial_rotary_factor in (0, 1] such that an even number, 2 or more, of the elements in a query head "
-            f"({self.head_dim}) are rotated",
-        )
+            f"({self.head_dim}) are rotated": even,
+        }
+        for allowed, valid in checks.items():
+            self._require(valid, "rope_parameters", f"a dict with {allowed}")
         super().validate_rope()
 
     @property
@@ -357,14 +404,14 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
                 setattr(self, name, [stated[layer] for layer in order])
         self.num_hidden_layers = len(order)
 
-    def shares_states(self, layer: int) -> bool:
-        """Returns whether all query heads of a key/value head have equal decays and so share a matrix of the state."""
-        served, decays = self.num_attention_heads // self.num_key_value_heads, self.decays(layer)
-        return served > 1 and all(len(set(decays[head : head + served])) == 1 for head in range(0, len(decays), served))
-
     def state_heads(self, layer: int) -> int:
-        """Returns how many matrices (K, V) a retention layer's state has: key/value heads if shared, else query heads."""
-        return self.num_key_value_heads if self.shares_states(layer) else self.num_attention_heads
+        """Returns how many matrices (K, V) a retention layer's state has.
+
+        There is one per key/value head if all query heads of each key/value head have equal decays, else one per query head.
+        """
+        served, decays = self.num_attention_heads // self.num_key_value_heads, self.decays(layer)
+        shared = all(len(set(decays[head : head + served])) == 1 for head in range(0, len(decays), served))
+        return self.num_key_value_heads if shared else self.num_attention_heads
 
     def state_shape(self, layer: int) -> tuple[int, int, int]:
         """Returns (M, K, V), the shape of one sequence's state in a retention layer."""
@@ -388,9 +435,9 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
     def validate_architecture(self) -> None:
         """Checks that each field has an allowed value and that the fields fit each other. Called by `@strict` validation."""
         heads, layers = self.num_attention_heads, self.num_hidden_layers
-        self._require_all("a positive integer", "vocab_size", "hidden_size", "num_hidden_layers")
-        self._require_all("a positive integer", "num_attention_heads", "intermediate_size")
-        self._require_all("a positive integer or None", "chunk_size")
+        self._check("a positive integer", "vocab_size", "hidden_size", "num_hidden_layers")
+        self._check("a positive integer", "num_attention_heads", "intermediate_size")
+        self._check("a positive integer or None", "chunk_size")
         divides = 0 < self.num_key_value_heads <= heads and heads % self.num_key_value_heads == 0
         self._require(divides, "num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
@@ -406,18 +453,17 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         positions = getattr(self, "max_position_embeddings", 1)
         valid = isinstance(positions, int) and positions > 0
         self._require(valid, "max_position_embeddings", "a positive integer, or absent")
-        self._require_one_of("retention_form", FORMS)
-        self._require_one_of("kernels", KERNELS)
-        self._require_one_of("norm_position", ("pre", "post"))
-        self._require_one_of("initialization", INITIALIZATIONS)
-        self._check_activation("hidden_act", "output_gate_act", "feature_map")
-        self._require_all("in [0, 1)", "hidden_dropout", "activation_dropout")
-        self._require_all("positive", "rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
+        self._check(FORMS, "retention_form")
+        self._check(KERNELS, "kernels")
+        self._check(("pre", "post"), "norm_position")
+        self._check(INITIALIZATIONS, "initialization")
+        self._check("a name of transformers.activations.ACT2FN", "hidden_act", "output_gate_act", "feature_map")
+        self._check("in [0, 1)", "hidden_dropout", "activation_dropout")
+        self._check("positive", "rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
         self._check_decay_schedule(layers)
         self._check_decay_range(layers)
-        named = not isinstance(self.feature_map, list) or len(self.feature_map) >= layers
         allowed = f"one name, or a list with one name for each layer (num_hidden_layers is {layers})"
-        self._require(named, "feature_map", allowed)
+        self._require(not isinstance(self.feature_map, list) or len(self.feature_map) >= layers, "feature_map", allowed)
 
 
 __all__ = ["RetNetConfig"]

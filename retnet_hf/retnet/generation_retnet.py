@@ -2,6 +2,7 @@
 """Adapts transformers' `generate()` to a model with a state instead of a list of keys and values."""
 
 import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,12 +10,11 @@ import torch
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationMixin, GenerationMode, StoppingCriteriaList
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from ..arguments.call_arguments import cache_of_call
-from ..modules.captured_steps import DEVICES
+from ..arguments.checks import cache_of_call
 from ..state.retention_state import RetNetState, install_retention_layers
 
 
@@ -22,17 +22,34 @@ logger = logging.get_logger(__name__)
 
 # The name of the state in inputs and outputs of models: "cache" from transformers 5.24 on.
 CACHE = "cache" if hasattr(BaseModelOutputWithPast, "cache") else "past_key_values"
+DEVICES = {"cuda"}  # device types on which steps are captured
+STEPS: dict[int, Any] = {}  # the `CapturedStep` of each running call of `generate()`, by the id of its state
 
 
 def captured_steps(model: GenerationMixin, *call: Any) -> AbstractContextManager:
-    """Returns a context in which decode steps on a GPU are captured and replayed. `call` is as in `capturing`."""
+    """Returns a context in which `replayed` captures and replays decode steps on a GPU. `call` is as in `capturing`."""
     if model.device.type not in DEVICES:
         return nullcontext()
     try:
         from ..gpu.cuda_graphs import capturing
     except ImportError:  # in code saved with a model, if Triton is not installed
         return nullcontext()
-    return capturing(model, *call)
+    return capturing(STEPS, model, *call)
+
+
+def replayed(forward: Callable[..., ModelOutput]) -> Callable[..., ModelOutput]:
+    """Returns a `forward` of a model with a head that, within `captured_steps`, captures and replays plain decode steps.
+
+    transformers' `get_compiled_call` does not serve for it, because beam search calls the model itself.
+    """
+
+    @functools.wraps(forward)
+    def call(model: GenerationMixin, *args: Any, **inputs: Any) -> ModelOutput:
+        step = None if torch.compiler.is_compiling() or args else STEPS.get(id(inputs.get(CACHE)))
+        outputs = None if step is None else step(model, forward, inputs)
+        return forward(model, *args, **inputs) if outputs is None else outputs
+
+    return call
 
 
 def register_causal(model_class: type) -> None:
@@ -41,7 +58,7 @@ def register_causal(model_class: type) -> None:
 
 
 class EndedRows(StoppingCriteriaList):
-    """Stopping criteria that record which rows of a batch have ended. transformers fills these rows with padding tokens."""
+    """Stopping criteria that record which rows of a batch have ended. transformers pads these rows."""
 
     before_last: Tensor | None = None  # (B,) bool, rows that had ended before the last token; None until a row has ended
     _ended: tuple[Tensor, Tensor] | None = None  # (B,) bool, and whether any row has ended, on the host
@@ -65,28 +82,26 @@ class RetNetGeneration(GenerationMixin):
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):
         """Generates as in transformers. Accepts both names of the state; transformers would ignore one of them."""
-        for name in {"past_key_values", "cache"} - {CACHE}:
-            if name in kwargs:
-                kwargs[CACHE] = cache_of_call(kwargs.pop(name), kwargs.get(CACHE))
-        return super().generate(*args, **kwargs)
+        given = cache_of_call(kwargs.pop("cache", None), kwargs.pop("past_key_values", None))
+        return super().generate(*args, **kwargs | ({} if given is None else {CACHE: given}))
 
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs: dict, generation_mode: GenerationMode, *args, **kwargs
     ) -> None:
-        """Lets transformers check the request, then replaces the cache that it created by a `RetNetState`."""
+        """Lets transformers check the request, then replaces its cache by a `RetNetState`."""
         if self.model.context is not None:
             raise ValueError(
                 "generate() needs the whole sequence on one rank. Call context_parallel(model, None) first. The state that "
                 "a prompt left on each rank stays valid."
             )
         self.model.arrange_layers()
-        implementation = generation_config.cache_implementation
+        implementation = generation_config.cache_implementation or ""
         if implementation == "quantized":
             raise ValueError(
                 'cache_implementation must be None, "dynamic" or "static", got "quantized": '
                 "a retention state has a constant size and accumulates, so it is kept in full precision."
             )
-        if implementation is not None and implementation.startswith("offloaded"):
+        if implementation.startswith("offloaded"):
             logger.warning_once(
                 f"cache_implementation={implementation!r} has no effect: a retention state does not grow, so it stays on "
                 "the device of the layers."
@@ -102,10 +117,9 @@ class RetNetGeneration(GenerationMixin):
         if given is not None:
             install_retention_layers(given, self.config)
         elif model_kwargs.get(CACHE) is not None:
-            state = RetNetState(self.config, compileable=implementation is not None and "static" in implementation)
+            model_kwargs[CACHE] = state = RetNetState(self.config, compileable="static" in implementation)
             if generation_config.is_assistant:
                 state.activate_past_recording()
-            model_kwargs[CACHE] = state
 
     def _sample(self, input_ids: Tensor, *args, stopping_criteria, generation_config, **model_kwargs):
         """Samples as in transformers, with captured decode steps where possible. Ended rows leave their states unchanged."""
@@ -138,7 +152,7 @@ class RetNetGeneration(GenerationMixin):
                 layer.record(kept)
 
     def init_continuous_batching(self, *args, **kwargs):
-        """Raises ValueError, because transformers' continuous batching only stores keys and values."""
+        """Raises ValueError."""
         raise ValueError(
             "continuous batching of transformers (generate_batch, transformers serve --continuous-batching) stores keys and "
             "values in pages and has no place for the state of a RetNet. Serve the model with vLLM (retnet-hf serve), or "

@@ -1,15 +1,11 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Reads a long sequence piece by piece if no gradient is recorded.
-
-Each piece continues from the state, so intermediate tensors are only as large as one piece. `generate` with
-`prefill_chunk_size` does the same from outside.
-"""
+"""Reads a long sequence piece by piece if no gradient is recorded, so intermediate tensors are as large as one piece."""
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from ..modules.hooks import has_hooks
+from ..modules.layers import has_hooks
 from ..ops.layout import layout_of
 from ..state.retention_state import RetNetState, first_in_use
 
@@ -23,9 +19,6 @@ def pieces_of(
     shape: tuple[int, int, int],
     retention_form: str | None = None,
     cu_seq_lens_q: Tensor | None = None,
-    output_attentions: bool | None = None,
-    output_hidden_states: bool | None = None,
-    output_router_logits: bool | None = None,
     **kwargs,
 ) -> list[slice]:
     """Returns the tokens of each piece, for a `RetNetModel` and inputs of shape (B, T, D).
@@ -36,12 +29,11 @@ def pieces_of(
     size = PIECE_SIZE_ON_CPU if model.device.type == "cpu" else PIECE_SIZE_ELSEWHERE
     if batch * length <= size or length <= chunk_size:
         return [slice(0, length)]
-    form_without_pieces = (retention_form or config.retention_form) not in ("auto", "chunkwise")
-    asked = (output_attentions, output_hidden_states, output_router_logits)
-    by_default = ("output_attentions", "output_hidden_states", "output_router_logits")
-    recorded = any(asked) or any(getattr(config, name, False) for name in by_default)
-    whole = config.bidirectional or model.context is not None or form_without_pieces or recorded
-    if whole or cu_seq_lens_q is not None or has_hooks(module for module in model.modules() if module is not model):
+    whole = config.bidirectional or model.context is not None or cu_seq_lens_q is not None
+    whole = whole or (retention_form or config.retention_form) not in ("auto", "chunkwise")
+    recorded = ("output_attentions", "output_hidden_states", "output_router_logits")
+    whole = whole or any(kwargs.get(name) or getattr(config, name, False) for name in recorded)
+    if whole or has_hooks(module for module in model.modules() if module is not model):
         return [slice(0, length)]
     chunks = -(-length // chunk_size)
     pieces = -(-chunks // max(1, size // (batch * chunk_size)))

@@ -38,12 +38,10 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from ..arguments.call_arguments import cache_of_call, require_known_arguments, with_arguments_of
+from ..arguments.checks import cache_of_call, require_known_arguments, with_arguments_of
 from ..hub.loading import SharedLoading
 from ..hub.saving import SavedWithCard
-from ..modules.captured_steps import replayed
-from ..modules.computed_buffers import ComputedBuffer, HeadDecay, integer_frequencies, rotary_frequencies
-from ..modules.layers import RetNetRMSNorm, init_weights, projection
+from ..modules.layers import ComputedBuffer, HeadDecay, RetNetRMSNorm, init_weights, projection, rotary_frequencies
 from ..ops.gradients import mean_cross_entropy
 from ..ops.kernels import kernels_found_right, kernels_of_call, load_kernels
 from ..ops.layout import Layout, layout_of
@@ -58,7 +56,7 @@ from ..state.retention_state import (
 )
 from ..state.state_file import first_tokens_of
 from .configuration_retnet import RetNetConfig
-from .generation_retnet import CACHE, RetNetGeneration
+from .generation_retnet import CACHE, RetNetGeneration, replayed
 from .long_sequences import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
 
 
@@ -90,7 +88,7 @@ class RetNetDecay(HeadDecay):
 
 
 class RetNetRotaryEmbedding(ComputedBuffer):
-    """Computes cosines and sines of position times frequency, exact at any position: see `computed_buffers.py`."""
+    """Computes cosines and sines of position times frequency, exact at any position: see `layers.py`."""
 
     COMPUTED = "frequency"
 
@@ -101,8 +99,8 @@ class RetNetRotaryEmbedding(ComputedBuffer):
 
     def compute(self, device: torch.device | None = None) -> Tensor:
         """Returns the frequencies of a head's pairs, (K/2,) int64."""
-        frequency, self.attention_scaling = rotary_frequencies(self.config, self.head_dim)
-        return integer_frequencies(frequency, device)
+        frequency, self.attention_scaling = rotary_frequencies(self.config, self.head_dim, device)
+        return frequency
 
     def forward(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Returns cos and sin, (B|1, 1, T, K/2), float32 or wider, for positions (B|1, T) int64."""

@@ -6,7 +6,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import DECAY_SCHEDULES, scheduled_decays
+from ..arguments.checks import DECAY_SCHEDULES, scheduled_decays
 from ..ops.choices import FORMS
 from .configuration_stages import StagedConfigMixin
 
@@ -151,12 +151,12 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         self._require(set(self.token_mixers) <= set(TOKEN_MIXERS), "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}")
         both_ways = self.bidirectional or "manhattan" not in self.token_mixers
         self._require(both_ways, "bidirectional", "True if token_mixers contains manhattan, which is bidirectional")
-        self._require_all("positive integers", "depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides")
+        self._check("positive integers", "depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides")
         self._require(all(number >= 0 for number in self.padding), "padding", "0 or positive")
         self._require(self.pool_size > 0 and self.pool_size % 2 == 1, "pool_size", "odd and positive")
         not_empty = all(int(self.mlp_ratio * size) > 0 for size in sizes)
         self._require(not_empty, "mlp_ratio", f"large enough that times each of hidden_sizes ({sizes}) it is at least 1")
-        self._require_all("positive", "key_expansion", "value_expansion")
+        self._check("positive", "key_expansion", "value_expansion")
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
             expansion = getattr(self, field)
             expanded = [(size * expansion, heads) for name, size, heads in stages if name in MIXERS_WITH_HEADS]
@@ -166,12 +166,12 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
                 f"for each stage a divisor of its hidden size (hidden_sizes is {sizes}) times {field} ({expansion}), which "
                 f"is the size of the {what} of all heads",
             )
-        self._check_activation("hidden_act", "output_gate_act")
-        self._require_one_of("retention_form", FORMS)
+        self._check("a name of transformers.activations.ACT2FN", "hidden_act", "output_gate_act")
+        self._check(FORMS, "retention_form")
         self._check_decay_range()
         schedule = self.decay_schedule
         if isinstance(schedule, str):
-            return self._require_one_of("decay_schedule", ("rmt", *DECAY_SCHEDULES))
+            return self._check(("rmt", *DECAY_SCHEDULES), "decay_schedule")
         allowed = f"a list of one list per stage (depths has {len(stages)})"
         self._require(len(schedule) == len(stages), "decay_schedule", allowed)
         decaying = [(decays, heads) for decays, (name, _, heads) in zip(schedule, stages) if name in MIXERS_WITH_DECAY]

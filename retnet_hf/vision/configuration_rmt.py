@@ -29,11 +29,7 @@ _SIZES = {
         ("large", [112, 224, 448, 640], [4, 8, 25, 8], [7, 7, 14, 20], [4, 4, 3, 3], 3, [6, 6, 6, 6], 2, 0.5),
     )
 }
-_TOKEN_LABEL = {
-    f"{name}-token-label": fields | {"token_classifier_input": "hidden_states"}
-    for name, fields in _SIZES.items()
-    if name != "tiny"
-}
+_TOKEN_LABEL = {name: _SIZES[name] | {"token_classifier_input": "hidden_states"} for name in ("small", "base", "large")}
 
 
 @strict
@@ -80,7 +76,7 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
     model_type = "rmt"
     _presets = (
         _SIZES
-        | _TOKEN_LABEL
+        | {f"{name}-token-label": fields for name, fields in _TOKEN_LABEL.items()}
         | {name[0].upper(): fields for name, fields in _SIZES.items()}
         | {f"{name[0].upper()}*": fields for name, fields in _TOKEN_LABEL.items()}
     )
@@ -129,7 +125,7 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         """Checks the fields, each alone and together, as part of `@strict` validation."""
         self._check_stages()
         sizes = self.hidden_sizes
-        self._require_all("positive integers", "hidden_sizes", "depths", "num_attention_heads")
+        self._check("positive integers", "hidden_sizes", "depths", "num_attention_heads")
         allowed = "even in the first stage, because the stem begins with half that width"
         self._require(sizes[0] % 2 == 0, "hidden_sizes", allowed)
         even = all(size % (2 * number) == 0 for size, number in zip(sizes, self.num_attention_heads))
@@ -137,18 +133,17 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         self._require(even, "num_attention_heads", allowed)
         not_empty = all(int(ratio * size) > 0 for ratio, size in zip(self.mlp_ratios, sizes))
         self._require(not_empty, "mlp_ratios", f"large enough that times hidden_sizes ({sizes}) each is at least 1")
-        known = set(self.attention_types) <= set(ATTENTION_TYPES)
-        self._require(known, "attention_types", f"a list of {' and '.join(ATTENTION_TYPES)}")
+        self._check(f"a list of {' and '.join(ATTENTION_TYPES)}", "attention_types", allows=set(ATTENTION_TYPES).issuperset)
         between = all(0 < decay < 1 for stage in range(len(self.depths)) for decay in self.decays(stage))
         allowed = (
             f"such that with decay_exponent_ranges ({self.decay_exponent_ranges}) every decay "
             "1 - 2^(-exponent - range · head / heads) lies between 0 and 1"
         )
         self._require(between, "decay_exponents", allowed)
-        known = self.token_classifier_input in (None, *TOKEN_CLASSIFIER_INPUTS)
-        self._require(known, "token_classifier_input", f"None, {' or '.join(TOKEN_CLASSIFIER_INPUTS)}")
-        self._check_activation("hidden_act", "projection_act")
-        self._require_all("positive", "projection_size", "batch_norm_eps")
+        inputs = (None, *TOKEN_CLASSIFIER_INPUTS)
+        self._check(f"None, {' or '.join(inputs[1:])}", "token_classifier_input", allows=inputs.__contains__)
+        self._check("a name of transformers.activations.ACT2FN", "hidden_act", "projection_act")
+        self._check("positive", "projection_size", "batch_norm_eps")
         self._require(self.rope_theta >= 1, "rope_theta", "1 or more")
 
 

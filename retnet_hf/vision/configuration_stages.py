@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers.backbone_utils import BackboneConfigMixin
 
-from ..arguments.configuration_checks import ConfigMixin
+from ..arguments.checks import ConfigMixin
 
 
 class VisionConfigMixin(ConfigMixin, BackboneConfigMixin):
@@ -43,6 +43,6 @@ class StagedConfigMixin(VisionConfigMixin):
         stages = len(self.depths)
         self._require(stages > 0, "depths", "a list of at least one number")
         allowed = f"a list of one value per stage (depths has {stages})"
-        self._require_all(allowed, *self._per_stage, allows=lambda values: len(values) == stages)
-        self._require_all("positive", "num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
-        self._require_all("in [0, 1)", "drop_path_rate")
+        self._check(allowed, *self._per_stage, allows=lambda values: len(values) == stages)
+        self._check("positive", "num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
+        self._check("in [0, 1)", "drop_path_rate")

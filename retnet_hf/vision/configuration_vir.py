@@ -6,7 +6,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..arguments.configuration_checks import scheduled_decays
+from ..arguments.checks import scheduled_decays
 from ..ops.choices import FORMS
 from .configuration_stages import VisionConfigMixin
 
@@ -148,12 +148,12 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
     @property
     def image_shape(self) -> tuple[int, int]:
         """Returns height and width of the images."""
-        return _pair(self.image_size)
+        return (self.image_size,) * 2 if isinstance(self.image_size, int) else tuple(self.image_size)
 
     @property
     def patch_shape(self) -> tuple[int, int]:
         """Returns height and width of a patch."""
-        return _pair(self.patch_size)
+        return (self.patch_size,) * 2 if isinstance(self.patch_size, int) else tuple(self.patch_size)
 
     @property
     def grid_shape(self) -> tuple[int, int]:
@@ -170,34 +170,28 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Checks the fields, each alone and together, as part of `@strict` validation."""
-        self._require_all("a positive integer", "num_channels", "hidden_size", "num_hidden_layers")
-        self._require_all("a positive integer", "num_attention_heads", "intermediate_size")
-        for field in ("image_size", "patch_size"):
-            size = _pair(getattr(self, field))
-            self._require(len(size) == 2 and min(size) > 0, field, "a positive integer, or a pair of height and width")
+        self._check("a positive integer", "num_channels", "hidden_size", "num_hidden_layers")
+        self._check("a positive integer", "num_attention_heads", "intermediate_size")
+        for field, shape in (("image_size", self.image_shape), ("patch_size", self.patch_shape)):
+            self._require(len(shape) == 2 and min(shape) > 0, field, "a positive integer, or a pair of height and width")
         whole_patches = all(image % patch == 0 for image, patch in zip(self.image_shape, self.patch_shape))
         self._require(whole_patches, "image_size", f"a multiple of patch_size ({self.patch_size})")
-        self._require_all("a positive integer or None", "chunk_size")
+        self._check("a positive integer or None", "chunk_size")
         divides = self.hidden_size % self.num_attention_heads == 0
         self._require(divides, "num_attention_heads", f"a divisor of hidden_size ({self.hidden_size})")
-        self._require_one_of("pooling", POOLINGS)
-        self._require_one_of("retention_form", FORMS)
-        self._check_activation("hidden_act")
-        self._check_activation("retention_act", allowed="None, or a name of transformers.activations.ACT2FN")
+        self._check(POOLINGS, "pooling")
+        self._check(FORMS, "retention_form")
+        self._check("a name of transformers.activations.ACT2FN", "hidden_act")
+        self._check("None, or a name of transformers.activations.ACT2FN", "retention_act")
         if self.mirror_sequence:
             allowed = "False if bidirectional is True, since either option lets tokens see later tokens"
             self._require(not self.bidirectional, "mirror_sequence", allowed)
             allowed = "last_patch, mean or mean_but_first if mirror_sequence is True"
             self._require(self.pooling != "class_token", "pooling", allowed)
-        self._require_all("in [0, 1)", "embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate")
-        self._require_all("positive", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
+        self._check("in [0, 1)", "embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate")
+        self._check("positive", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
         self._check_decay_schedule()
         self._check_decay_range()
-
-
-def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, ...]:
-    """Returns height and width; a single number is both."""
-    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 __all__ = ["ViRConfig"]

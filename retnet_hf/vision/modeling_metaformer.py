@@ -18,8 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
-from ..modules.computed_buffers import HeadDecay
-from ..modules.eager_attention import eager_attention_forward
+from ..modules.layers import HeadDecay, eager_attention_forward
 from ..ops.kernels import kernels_of_call, load_kernels
 from ..ops.layout import layout_of
 from ..ops.plan import Plan, Rotation

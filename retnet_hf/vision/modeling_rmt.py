@@ -19,8 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
-from ..modules.computed_buffers import ComputedBuffer, HeadDecay, angles, integer_frequencies
-from ..modules.eager_attention import attention_map, eager_attention_forward
+from ..modules.layers import ComputedBuffer, HeadDecay, angles, attention_map, eager_attention_forward, integer_frequencies
 from ..ops.gradients import rotate
 from .configuration_rmt import RMTConfig
 from .vision_blocks import (

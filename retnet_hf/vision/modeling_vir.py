@@ -22,9 +22,8 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from ..arguments.call_arguments import require_known_arguments
-from ..modules.computed_buffers import HeadDecay
-from ..modules.hooks import has_hooks
+from ..arguments.checks import require_known_arguments
+from ..modules.layers import HeadDecay, has_hooks
 from ..ops.kernels import kernels_of_call, load_kernels
 from ..ops.layout import layout_of
 from ..ops.plan import Plan, Rotation

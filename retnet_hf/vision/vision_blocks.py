@@ -21,9 +21,9 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from ..arguments.call_arguments import require_known_arguments, with_arguments_of
+from ..arguments.checks import require_known_arguments, with_arguments_of
 from ..hub.saving import SavedWithCard
-from ..modules.computed_buffers import ComputedBuffer
+from ..modules.layers import ComputedBuffer
 
 
 class ChannelsLast:

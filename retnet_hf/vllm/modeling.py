@@ -23,7 +23,7 @@ from vllm.sequence import IntermediateTensors
 from retnet_hf import RetNetConfig, RetNetHybridModel, RetNetModel, RetNetState
 from retnet_hf.hybrid.attention_columns import AttentionSpan
 from retnet_hf.hybrid.experts import Experts, MixtureOfExperts, Router
-from retnet_hf.modules.computed_buffers import ComputedBuffer
+from retnet_hf.modules.layers import ComputedBuffer
 
 from .fused_experts import FusedMixture, shards_of_experts
 from .paged_attention import PagedAttention

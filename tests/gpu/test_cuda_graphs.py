@@ -21,7 +21,6 @@ from transformers.generation.streamers import BaseStreamer
 
 from retnet_hf import RetNetForCausalLM, RetNetState
 from retnet_hf.gpu import cuda_graphs
-from retnet_hf.modules import captured_steps
 from retnet_hf.retnet import generation_retnet
 
 
@@ -80,7 +79,7 @@ def place(request, monkeypatch) -> Iterator[Place]:
     monkeypatch.setitem(cuda_graphs.GRAPHS, device, graph)
     monkeypatch.setattr(generation_retnet, "DEVICES", {device})
     yield Place(device, graph, kernels or "torch", monkeypatch)
-    assert not captured_steps.STEPS  # no call is left behind
+    assert not generation_retnet.STEPS  # no call is left behind
 
 
 @pytest.mark.parametrize("dialect", CAPTURED)
@@ -552,7 +551,7 @@ def test_a_call_that_fails_leaves_nothing(place):
     state = RetNetState(model.config)
     with pytest.raises(KeyError, match="between two steps"):
         greedy(model, ids, 24, past_key_values=state, logits_processor=LogitsProcessorList([Meddling(failing, state)]))
-    assert not captured_steps.STEPS
+    assert not generation_retnet.STEPS
 
 
 @on_a_gpu

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel,
 from transformers.image_processing_backends import PilBackend
 from transformers.utils import output_capturing
 
-from retnet_hf.modules.hooks import RECORDER
+from retnet_hf.modules.layers import RECORDER
 
 
 # The owner, the private name, arguments that we name or pass by place, and the sentence that a failure begins with.
@@ -173,9 +173,9 @@ BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
     ),
     (
         recorders_are_known_by_their_module,
-        "hooks that record outputs come from another module: retnet_hf/modules/hooks.py skips them",
+        "hooks that record outputs come from another module: retnet_hf/modules/layers.py skips them",
     ),
-    (hooks_are_listed, "modules keep hooks elsewhere, and retnet_hf/modules/hooks.py looks for them"),
+    (hooks_are_listed, "modules keep hooks elsewhere, and retnet_hf/modules/layers.py looks for them"),
     (
         compiled_modules_are_noticed,
         "compiled modules are not noticed, whose steps cuda_graphs.py leaves alone",

@@ -159,17 +159,17 @@ def test_heads_of_one_group_with_one_decay_share_a_state():
     def state(groups, decays, **fields):
         config = config_class_of(fields)(**sizes, num_key_value_heads=groups, decay_schedule=decays, **fields)
         layers = range(config.num_hidden_layers)
-        return [config.shares_states(layer) for layer in layers], [config.state_heads(layer) for layer in layers], config
+        return [config.state_heads(layer) for layer in layers], config
 
-    assert state(2, [0.5, 0.5, 0.9, 0.9])[:2] == ([True, True], [2, 2])
-    assert state(2, [0.5, 0.9, 0.5, 0.9])[:2] == ([False, False], [4, 4])
-    assert state(2, [0.5, 0.5, 0.8, 0.9])[:2] == ([False, False], [4, 4])
-    assert state(1, "none")[:2] == ([True, True], [1, 1])
-    assert state(1, "power_of_two")[:2] == ([False, False], [4, 4])
-    assert state(4, "none")[:2] == ([False, False], [4, 4])
-    shares, heads, config = state(2, [[0.5, 0.5, 0.9, 0.9], [0.5, 0.6, 0.9, 0.9]])
-    assert (shares, heads, config.state_size) == ([True, False], [2, 4], (2 + 4) * 8 * 8)
-    assert state(2, "none", layer_types=["linear_attention", "full_attention"])[2].state_size == 2 * 8 * 8
+    assert state(2, [0.5, 0.5, 0.9, 0.9])[0] == [2, 2]
+    assert state(2, [0.5, 0.9, 0.5, 0.9])[0] == [4, 4]
+    assert state(2, [0.5, 0.5, 0.8, 0.9])[0] == [4, 4]
+    assert state(1, "none")[0] == [1, 1]
+    assert state(1, "power_of_two")[0] == [4, 4]
+    assert state(4, "none")[0] == [4, 4]
+    heads, config = state(2, [[0.5, 0.5, 0.9, 0.9], [0.5, 0.6, 0.9, 0.9]])
+    assert (heads, config.state_size) == ([2, 4], (2 + 4) * 8 * 8)
+    assert state(2, "none", layer_types=["linear_attention", "full_attention"])[1].state_size == 2 * 8 * 8
 
 
 def test_each_layer_may_have_a_range_of_its_own():

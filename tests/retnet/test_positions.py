@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
-from retnet_hf.modules.computed_buffers import angles, integer_frequencies
+from retnet_hf.modules.layers import angles, integer_frequencies
 from retnet_hf.ops.gradients import rotate
 from retnet_hf.ops.layout import layout_of
 from retnet_hf.retnet.modeling_retnet import RetNetRotaryEmbedding

@@ -250,7 +250,7 @@ def small_model(dialect: str = "fla", model_class: type = RetNetForCausalLM, see
 @contextmanager
 def a_state_for_each_head() -> Iterator[None]:
     """Models built within keep one for each of the heads that would share it, as those of earlier versions did."""
-    with mock.patch.object(RetNetConfig, "shares_states", return_value=False):
+    with mock.patch.object(RetNetConfig, "state_heads", lambda config, layer: config.num_attention_heads):
         yield
 
 

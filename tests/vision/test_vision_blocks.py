@@ -11,8 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from retnet_hf.modules.computed_buffers import HeadDecay, angles, integer_frequencies
-from retnet_hf.modules.eager_attention import attention_map, eager_attention_forward
+from retnet_hf.modules.layers import HeadDecay, angles, attention_map, eager_attention_forward, integer_frequencies
 from retnet_hf.vision.vision_blocks import FeedForward, ResidualBranch, drop_path_rates
 
 

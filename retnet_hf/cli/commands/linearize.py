@@ -134,7 +134,7 @@ def linearize(
     console = Console(highlight=False, quiet=not ranks.FIRST)
     ranks.share_of(batch_size)
     with loading(console, threads):
-        from retnet_hf.arguments.configuration_checks import DECAY_SCHEDULES
+        from retnet_hf.arguments.checks import DECAY_SCHEDULES
 
         from ..linearizing.budget import as_begun, measured_speed, planned, sentence
         from ..linearizing.pipeline import Linearization
