@@ -18,7 +18,6 @@ from .hybrid.modeling_hybrid import (
     RetNetHybridModel,
     RetNetHybridPreTrainedModel,
 )
-from .modules.causal_convolution import CausalConv1d
 from .ops.retention_forms import (
     bidirectional_retention,
     chunkwise_retention,
@@ -37,9 +36,10 @@ from .retnet.modeling_retnet import (
     RetNetModel,
     RetNetPreTrainedModel,
 )
-from .retnet.multi_scale_retention import MultiScaleRetention
 from .state.retention_state import RetNetState
-from .state.stream_state import StreamState
+from .streams.causal_convolution import CausalConv1d
+from .streams.multi_scale_retention import MultiScaleRetention
+from .streams.stream_state import StreamState
 from .training.split_over_ranks import context_parallel, shard_sequence
 from .training.state_tuning import StateTuning
 from .version import __version__

@@ -139,7 +139,7 @@ def test_the_changelog_names_the_version():
     assert retnet_hf.__version__ in changelog
 
 
-CORE = ["ops", "state", "hub", "arguments", "modules", "gpu", "retnet", "hybrid", "vision", "training"]
+CORE = ["ops", "state", "hub", "arguments", "modules", "gpu", "retnet", "streams", "hybrid", "vision", "training"]
 FOLDERS = [
     *CORE,
     "cpu",

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from ..modules.layers import init_weights
 from ..ops.layout import layout_of
 from ..ops.retention_forms import form_of_call
+from ..retnet.configuration_retnet import RetNetConfig
+from ..retnet.modeling_retnet import PlansRetention, RetNetRetention
 from ..state.retention_state import RetNetState
 from ..state.state_file import first_tokens_of
-from ..state.stream_state import StreamState, checked_call
-from .configuration_retnet import RetNetConfig
-from .modeling_retnet import PlansRetention, RetNetRetention
+from .stream_state import StreamState, checked_call
 
 
 # Fields of RetNetConfig that a retention layer reads.

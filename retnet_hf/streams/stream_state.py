@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .retention_state import LayerStates, RetNetState, StateLayer
-from .state_file import STALE_MARK, FirstTokens, is_of_same_weights, joint_first_tokens, read_state_file, weights_mark
+from ..state.retention_state import LayerStates, RetNetState, StateLayer
+from ..state.state_file import STALE_MARK, FirstTokens, is_of_same_weights, joint_first_tokens, read_state_file, weights_mark
 
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")  # of torch.compile, checkpointing, FSDP

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..state.state_file import first_tokens_of
-from ..state.stream_state import ConvolutionState, StreamState, checked_call
+from .stream_state import ConvolutionState, StreamState, checked_call
 
 
 class CausalConv1d(nn.Conv1d):
