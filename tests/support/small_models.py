@@ -192,6 +192,12 @@ FAMILIES = {
 # The three that differ most. Tests of what a model does by itself, whatever its options are, run with these.
 COVERING = ("grouped", "hybrid", "torchscale")
 of_every_model = pytest.mark.parametrize("model", [*DIALECTS, *FAMILIES], indirect=True)
+FORMS = ("auto", "parallel", "chunkwise", "recurrent")
+of_every_form = pytest.mark.parametrize(  # every model in the form of its choice, and those three in all
+    ("model", "form"),
+    [(name, form) for name in [*DIALECTS, *FAMILIES] for form in (FORMS if name in COVERING else FORMS[:1])],
+    indirect=["model"],
+)
 
 # One layer of each kind, for exporters, which take seconds for each layer.
 ONE_OF_EACH_KIND = {
