@@ -34,7 +34,7 @@ TESTS = {
     "retnet_hf/ops/kernels": "kernels retention_triton",
     "retnet_hf/ops/": "plan padding packing positions encoder absent_tokens devices",
     "retnet_hf/state/packed_documents": "packed_states",
-    "retnet_hf/state/": "state state_algebra stream_state outputs assisted_decoding packed_states",
+    "retnet_hf/state/": "state state_algebra stream_state outputs packed_states",
     "retnet_hf/retnet/configuration": "configuration conversion_retnet",
     "retnet_hf/streams/": "multi_scale_retention stream_state",
     "retnet_hf/retnet/": "modeling outputs training state padding generation long_sequences positions linear_cross_entropy",
