@@ -8,7 +8,6 @@ import torch
 from small_models import a_state_for_each_head, close, random_ids, small_model
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetModel, RetNetState
-from retnet_hf.retnet.modeling_retnet import RetNetRetention
 
 
 FORMS = ("parallel", "recurrent", "chunkwise", "auto")
@@ -293,32 +292,6 @@ def test_a_state_given_is_updated_though_the_configuration_says_no_cache(base):
     assert int(state.get_seq_length()) == 20
 
 
-def test_a_cache_in_use_by_another_model_is_refused():
-    from transformers import DynamicCache
-
-    cache = DynamicCache()
-    cache.update(torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 3, 8), 0)
-    with pytest.raises(ValueError, match="cache must be a RetNetState or an empty cache for 2 layers"):
-        build()(torch.ones(1, 2, dtype=torch.long), past_key_values=cache)
-
-
-def test_exactly_one_of_ids_and_embeddings():
-    model = build()
-    with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
-        model()
-    tokens = torch.ones(1, 2, dtype=torch.long)
-    with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
-        model(tokens, inputs_embeds=model.get_input_embeddings()(tokens))
-
-
-def test_ids_without_a_batch_are_refused():
-    model = build()
-    with pytest.raises(ValueError, match=r"input_ids must be \(batch, tokens\).*got input_ids \(2,\)"):
-        model(torch.ones(2, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"got inputs_embeds \(2, 32\)"):
-        model(inputs_embeds=torch.ones(2, 32))
-
-
 def test_gradients_flow_through_the_state_between_calls():
     """Two calls with the state carried are one call, gradients included: nothing is detached behind the user's back."""
     model = build().double().train()
@@ -335,23 +308,6 @@ def test_gradients_flow_through_the_state_between_calls():
     backward(torch.cat([first.logits, second.logits], dim=1))
     for name, parameter in model.named_parameters():
         assert parameter.grad.allclose(expected[name], rtol=0, atol=1e-11), name
-
-
-def test_heads_in_bfloat16_keep_a_float32_state():
-    model = build().to(torch.bfloat16)
-    with torch.no_grad():
-        state = model(torch.randint(0, 50, (1, 12)), use_cache=True).past_key_values
-    assert {layer.recurrent_states.dtype for layer in state.layers} == {torch.float32}
-    assert {type(module) for module in model.modules() if isinstance(module, RetNetRetention)} == {RetNetRetention}
-
-
-def test_a_state_of_another_batch_size_gets_a_sentence():
-    model = build()
-    with torch.no_grad():
-        state = model(torch.randint(0, 50, (2, 4)), use_cache=True).past_key_values
-        for batch, length in ((1, 1), (3, 1), (3, 5)):
-            with pytest.raises(ValueError, match=f"cache holds 2 sequences, but the batch has {batch}"):
-                model(torch.randint(0, 50, (batch, length)), past_key_values=state)
 
 
 def test_projections_are_plain_linear_layers(model):

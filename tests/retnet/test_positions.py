@@ -186,8 +186,3 @@ def test_documents_from_offsets_and_from_indices():
     assert indices.starts.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 0]]
     with pytest.raises(ValueError, match="offsets of documents in one row"):
         layout_of((2, 3), CPU, cu_seq_lens_q=torch.tensor([0, 3]))
-
-
-def test_positions_of_a_wrong_shape_get_a_sentence():
-    with pytest.raises(ValueError, match=r"position_ids must be \(batch, tokens\) = \(2, 3\)"):
-        layout_of((2, 3), CPU, position_ids=torch.zeros(2, 4, dtype=torch.long))
