@@ -9,7 +9,7 @@ import torch
 from small_models import close, detailed, greedy, left_padded, memory, of_every_model, random_ids, same_state, small_model
 from transformers import DynamicCache, StaticCache
 
-from retnet_hf import RetNetModel, RetNetState
+from retnet_hf import RetNetState
 from retnet_hf.state.retention_state import RetNetStateLayer
 
 
@@ -26,94 +26,43 @@ def prefix_state(model, ids, **kwargs):
         return model(ids, use_cache=True, **kwargs).past_key_values
 
 
-@pytest.mark.parametrize("mask_given", [True, False])
-def test_continue_generate_full_ids(model, mask_given):
-    ids = random_ids(2, 9)
-    expected = greedy(model, ids, 30)
-    first = detailed(model, ids, 10)
-    kwargs = {"attention_mask": ONES[:, :19]} if mask_given else {}
-    continued = greedy(model, first.sequences, 20, past_key_values=first.past_key_values, **kwargs)
-    assert continued.equal(expected)
-
-
-def test_continue_generate_full_ids_left_padded(model):
-    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
-    expected = greedy(model, ids, 30, attention_mask=mask)
+@pytest.mark.parametrize(
+    ("given", "padded"),
+    [("text", False), ("text", True), ("text without a mask", False), ("new ids", False), ("new ids", True)],
+)
+@pytest.mark.parametrize("turn", [0, 5])
+def test_continued_generation_is_that_of_the_whole_text(model, given, padded, turn):
+    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4 if padded else 9, seed=1)])
     first = detailed(model, ids, 10, attention_mask=mask)
-    mask = torch.cat([mask, ONES[:, :10]], dim=1)
-    state = first.past_key_values
-    assert greedy(model, first.sequences, 20, attention_mask=mask, past_key_values=state).equal(expected)
-
-
-def test_continue_generate_full_ids_from_a_forward(model):
-    """The prompt's state comes from a forward, so that all of the ids were read but not all of them are new."""
-    ids = random_ids(2, 9)
-    continued = greedy(model, ids, 20, past_key_values=prefix_state(model, ids[:, :8]))
-    assert continued.equal(greedy(model, ids, 20))
-
-
-def test_continue_generate_new_ids(model):
-    ids = random_ids(2, 9)
-    expected = greedy(model, ids, 30)
-    first = detailed(model, ids, 10)
-    new = first.sequences[:, -1:]
-    continued = greedy(model, new, 20, attention_mask=ONES[:, :19], past_key_values=first.past_key_values)
-    assert continued[:, 1:].equal(expected[:, 19:])
-
-
-def test_continue_generate_new_ids_left_padded(model):
-    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
-    expected = greedy(model, ids, 30, attention_mask=mask)
-    first = detailed(model, ids, 10, attention_mask=mask)
-    mask = torch.cat([mask, ONES[:, :10]], dim=1)
-    continued = greedy(model, first.sequences[:, -1:], 20, attention_mask=mask, past_key_values=first.past_key_values)
-    assert continued[:, 1:].equal(expected[:, 19:])
+    text = torch.cat([first.sequences, random_ids(2, turn, seed=2)], dim=1)
+    mask = torch.cat([mask, ONES[:, : 10 + turn]], dim=1)
+    expected = greedy(model, text, 20, attention_mask=mask)
+    given_ids = text[:, 18:] if given == "new ids" else text
+    options = {} if given == "text without a mask" else {"attention_mask": mask}
+    continued = greedy(model, given_ids, 20, past_key_values=first.past_key_values, **options)
+    assert continued[:, -20:].equal(expected[:, -20:])
 
 
 @pytest.mark.parametrize("new_tokens", [1, 3])
-def test_continue_generate_new_ids_without_a_mask(model, new_tokens):
+def test_generation_continues_from_the_state_of_a_forward(model, new_tokens):
     """Without a mask, ids that are no longer than what was read are new ones."""
     ids = random_ids(2, 9)
     expected = greedy(model, ids, 20)
-    state = prefix_state(model, ids[:, : 9 - new_tokens])
-    assert greedy(model, ids[:, 9 - new_tokens :], 20, past_key_values=state)[:, new_tokens:].equal(expected[:, 9:])
+    for given in (ids, ids[:, 9 - new_tokens :]):
+        state = prefix_state(model, ids[:, : 9 - new_tokens])
+        assert greedy(model, given, 20, past_key_values=state)[:, -20:].equal(expected[:, 9:])
 
 
-def test_continue_generate_new_ids_with_a_mask_of_the_new_alone_is_refused(model):
-    """transformers takes ids as long as their mask for the whole text, and would feed nothing."""
-    ids = random_ids(2, 9)
-    with pytest.raises(ValueError, match="attention_mask"):
-        greedy(model, ids[:, 6:], 5, attention_mask=ONES[:, :3], past_key_values=prefix_state(model, ids[:, :6]))
-
-
-def test_continue_generate_with_drafts_is_refused(model):
-    """transformers' assisted decoding reads the whole prompt into any cache it is given: an error, not wrong tokens."""
+def test_what_generation_cannot_continue_from_is_refused(model):
+    """transformers takes ids as long as their mask for the whole text, and assisted decoding reads the whole prompt."""
     ids = random_ids(1, 9)
+    with pytest.raises(ValueError, match="attention_mask"):
+        greedy(model, ids[:, 6:], 5, attention_mask=ONES[:1, :3], past_key_values=prefix_state(model, ids[:, :6]))
     with pytest.raises(ValueError, match="assisted decoding"):
         greedy(model, ids, 5, prompt_lookup_num_tokens=2, past_key_values=prefix_state(model, ids[:, :8]))
     for cache in (RetNetState(model.config), DynamicCache(config=model.config)):
         drafted = greedy(model, ids, 20, assistant_model=small_model(seed=1), past_key_values=cache)
         assert drafted.equal(greedy(model, ids, 20))
-
-
-@pytest.mark.parametrize("full_ids", [True, False])
-def test_continue_with_a_new_turn(model, full_ids):
-    ids, turn = random_ids(2, 9), random_ids(2, 5, seed=1)
-    first = detailed(model, ids, 10)
-    text = torch.cat([first.sequences, turn], dim=1)
-    expected = greedy(model, text, 20)
-    given = text if full_ids else torch.cat([first.sequences[:, -1:], turn], dim=1)
-    continued = greedy(model, given, 20, attention_mask=ONES[:, :24], past_key_values=first.past_key_values)
-    assert continued[:, -20:].equal(expected[:, -20:])
-
-
-def test_continue_with_a_new_turn_left_padded(model):
-    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
-    first = detailed(model, ids, 10, attention_mask=mask)
-    text = torch.cat([first.sequences, random_ids(2, 5, seed=2)], dim=1)
-    mask = torch.cat([mask, ONES[:, :15]], dim=1)
-    expected = greedy(model, text, 20, attention_mask=mask)
-    assert greedy(model, text, 20, attention_mask=mask, past_key_values=first.past_key_values).equal(expected)
 
 
 def test_continue_with_a_new_turn_in_beams_and_samples(model):
@@ -128,13 +77,18 @@ def test_continue_with_a_new_turn_in_beams_and_samples(model):
         assert continued.equal(model.generate(ids, max_new_tokens=12, **kwargs))
 
 
-@pytest.mark.parametrize("make", [lambda config: DynamicCache(config=config), lambda config: DynamicCache()])
-def test_user_made_dynamic_cache(model, make):
-    ids = random_ids(2, 9)
-    expected = greedy(model, ids, 20)
-    assert greedy(model, ids, 20, past_key_values=make(model.config)).equal(expected)
+CACHES = {
+    "state": lambda config: RetNetState(config),
+    "dynamic": lambda config: DynamicCache(config=config),
+    "dynamic of nothing": lambda config: DynamicCache(),
+    "static": lambda config: StaticCache(config=config, max_cache_len=64),
+}
 
-    cache = make(model.config)
+
+@pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
+def test_a_cache_that_users_make_is_an_ordinary_one(model, make):
+    """It is read token by token, continued by generate(), forked, reordered, repeated and reset."""
+    ids, cache = random_ids(2, 9), make(model.config)
     with torch.no_grad():
         logits = [model(ids[:, :4], past_key_values=cache, use_cache=True).logits]
         logits += [model(piece, past_key_values=cache).logits for piece in ids[:, 4:].split(1, dim=1)]
@@ -142,42 +96,16 @@ def test_user_made_dynamic_cache(model, make):
     close(torch.cat(logits, dim=1), at_once.logits)
     assert cache.get_seq_length() == 9
     same_state(cache, at_once.past_key_values)
-
-
-def test_user_made_dynamic_cache_continues(model):
-    ids = random_ids(2, 9)
-    cache = DynamicCache(config=model.config)
-    first = greedy(model, ids, 10, past_key_values=cache)
-    assert cache.get_seq_length() == 18
-    assert greedy(model, first, 20, past_key_values=cache).equal(greedy(model, ids, 30))
-
-
-def test_user_made_dynamic_cache_is_an_ordinary_one(model):
-    """What users do with a cache: fork it, reorder it, repeat it, reset it."""
-    cache = DynamicCache(config=model.config)
-    ids = random_ids(2, 9)
-    prefix_state(model, ids, past_key_values=cache)
     fork = copy.deepcopy(cache)
     fork.reorder_cache(torch.tensor([1, 0]))
     fork.batch_repeat_interleave(2)
     same_state(fork, prefix_state(model, ids[[1, 1, 0, 0]]))
-    same_state(cache, prefix_state(model, ids))
+    same_state(cache, at_once.past_key_values)
     cache.reset()
     assert cache.get_seq_length() == 0
-    same_state(prefix_state(model, ids, past_key_values=cache), prefix_state(model, ids))
-
-
-def test_user_made_static_cache(model):
-    ids = random_ids(2, 9)
-    cache = StaticCache(config=model.config, max_cache_len=64)
-    assert greedy(model, ids, 20, past_key_values=cache, disable_compile=True).equal(greedy(model, ids, 20))
-
-
-def test_user_made_state(model):
-    ids = random_ids(2, 9)
-    state = RetNetState(model.config)
-    assert greedy(model, ids, 20, past_key_values=state).equal(greedy(model, ids, 20))
-    assert state.get_seq_length() == 28
+    first = greedy(model, ids, 10, past_key_values=cache, disable_compile=True)
+    assert cache.get_seq_length() == 18
+    assert greedy(model, first, 20, past_key_values=cache, disable_compile=True).equal(greedy(model, ids, 30))
 
 
 def test_fork_the_state(model):
@@ -196,26 +124,6 @@ def test_fork_the_state(model):
         state = prefix_state(model, ids)
 
 
-def test_fork_the_state_with_a_gradient(model):
-    """A state through which gradients flow can be copied too; the copy is cut off from the graph."""
-    ids = random_ids(2, 9)
-    state = model(ids, use_cache=True).past_key_values
-    fork = copy.deepcopy(state)
-    assert not any(tensor.requires_grad for layer in fork.layers for tensor in layer.saved())
-    same_state(fork, prefix_state(model, ids))
-
-
-def test_fork_the_state_of_generate(model):
-    """The state that generate() returns, forked under no_grad and outside of it."""
-    first = detailed(model, random_ids(2, 9), 10)
-    expected = greedy(model, first.sequences, 20)
-    for _ in range(2):
-        fork = copy.deepcopy(first.past_key_values)
-        assert greedy(model, first.sequences, 20, past_key_values=fork).equal(expected)
-    logits = model(first.sequences[:, -1:], past_key_values=first.past_key_values).logits  # gradients are recorded
-    close(logits[:, -1], model(first.sequences).logits[:, -1])
-
-
 def test_fork_the_state_of_inference_mode(model):
     ids = random_ids(2, 9)
     with torch.inference_mode():
@@ -228,69 +136,39 @@ def test_fork_the_state_of_inference_mode(model):
             close(model(ids[:, :2], past_key_values=one).logits, model(ids[:, [*range(9), 0, 1]]).logits[:, 9:])
 
 
-def test_reset_the_state(model):
-    state = detailed(model, random_ids(2, 9), 10).past_key_values
-    state.reset()
-    assert state.get_seq_length() == 0
-    ids = random_ids(2, 11, seed=1)
-    assert greedy(model, ids, 20, past_key_values=state).equal(greedy(model, ids, 20))
-    assert state.get_seq_length() == 30
-
-    state.reset()
-    padded, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
-    same_state(
-        prefix_state(model, padded, attention_mask=mask, past_key_values=state),
-        prefix_state(model, padded, attention_mask=mask),
-    )
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-def test_reset_the_state_then_another_batch_size(model, batch):
-    """As good as new: also for a batch of another size."""
-    state = prefix_state(model, random_ids(2, 9))
-    state.reset()
-    ids = random_ids(batch, 7)
-    same_state(prefix_state(model, ids, past_key_values=state), prefix_state(model, ids))
-    state.reset()
-    assert greedy(model, ids, 10, past_key_values=state).equal(greedy(model, ids, 10))
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_a_state_that_was_reset_is_as_good_as_new(model, batch):
+    """Also for a batch of another size, for padding, and after gradients were recorded."""
+    ids, padded = random_ids(batch, 7), random_ids(batch, 9, seed=1)
+    mask = torch.ones_like(padded)
+    mask[0, :5] = 0
+    for state in (detailed(model, random_ids(2, 9), 10).past_key_values, model(random_ids(2, 9)).past_key_values):
+        state.reset()
+        assert state.get_seq_length() == 0
+        expected = prefix_state(model, padded, attention_mask=mask)
+        same_state(prefix_state(model, padded, attention_mask=mask, past_key_values=state), expected)
+        state.reset()
+        assert greedy(model, ids, 10, past_key_values=state).equal(greedy(model, ids, 10))
+        assert state.get_seq_length() == 16
 
 
-def test_reset_the_state_with_a_gradient(model):
-    state = model(random_ids(2, 9), use_cache=True).past_key_values
-    state.reset()
-    out = model(random_ids(2, 7, seed=1), past_key_values=state, use_cache=True)
-    close(out.logits, model(random_ids(2, 7, seed=1)).logits)
-
-
-def test_reorder_the_state(model):
+def test_rows_are_reordered_repeated_and_selected(model):
     ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1), random_ids(1, 6, seed=2)])
-    for index in (torch.tensor([2, 0, 1]), torch.tensor([1, 1, 0])):
-        state = prefix_state(model, ids, attention_mask=mask)
-        state.reorder_cache(index)
-        same_state(state, prefix_state(model, ids[index], attention_mask=mask[index]))
-        following = random_ids(3, 4, seed=5)
+    changes = [
+        (lambda state: state.reorder_cache(torch.tensor([2, 0, 1])), [2, 0, 1]),
+        (lambda state: state.reorder_cache(torch.tensor([1, 1, 0])), [1, 1, 0]),
+        (lambda state: state.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
+        (lambda state: state.batch_select_indices(torch.tensor([2, 0])), [2, 0]),
+        (lambda state: state.batch_select_indices(torch.tensor([False, True, False])), [1]),
+    ]
+    for change, rows in changes:
+        state, following = prefix_state(model, ids, attention_mask=mask), random_ids(len(rows), 4, seed=5)
+        change(state)
+        same_state(state, prefix_state(model, ids[rows], attention_mask=mask[rows]))
+        text, whole = torch.cat([ids[rows], following], 1), torch.cat([mask[rows], torch.ones_like(following)], 1)
         with torch.no_grad():
-            expected = model(
-                torch.cat([ids[index], following], 1), attention_mask=torch.cat([mask[index], torch.ones(3, 4)], 1)
-            )
-            close(model(following, past_key_values=state).logits, expected.logits[:, -4:])
-
-
-def test_batch_repeat_the_state(model):
-    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
-    state = prefix_state(model, ids, attention_mask=mask)
-    state.batch_repeat_interleave(3)
-    rows = torch.tensor([0, 0, 0, 1, 1, 1])
-    same_state(state, prefix_state(model, ids[rows], attention_mask=mask[rows]))
-    state.batch_select_indices(torch.tensor([4, 0]))
-    same_state(state, prefix_state(model, ids[[1, 0]], attention_mask=mask[[1, 0]]))
-    state.batch_select_indices(torch.tensor([False, True]))
-    same_state(state, prefix_state(model, ids[:1], attention_mask=mask[:1]))
-
-    following = random_ids(1, 4, seed=5)
-    with torch.no_grad():
-        expected = model(torch.cat([ids[:1], following], 1), attention_mask=torch.cat([mask[:1], torch.ones(1, 4)], 1))
-        close(model(following, past_key_values=state).logits, expected.logits[:, -4:])
+            expected = model(text, attention_mask=whole).logits[:, -4:]
+            close(model(following, past_key_values=state).logits, expected)
 
 
 def test_batch_repeat_the_state_many_samples(model):
@@ -321,30 +199,14 @@ def test_state_knows_its_length(model):
     assert len(state) == len(state.layers) == model.config.num_hidden_layers
 
 
-def test_state_knows_its_length_in_the_model_without_head(model):
-    base = model.model
-    state = base(random_ids(2, 9)).past_key_values
-    assert isinstance(base, RetNetModel)
-    assert isinstance(state, RetNetState)
-    assert state.get_seq_length() == 9
-    assert state.batch_size == 2
-
-
-def test_use_cache_false_returns_no_state(model):
-    ids = random_ids(2, 9)
-    assert isinstance(model(ids, use_cache=True).past_key_values, RetNetState)
-    assert model(ids, use_cache=False).past_key_values is None
-    assert model.model(ids, use_cache=False).past_key_values is None
+def test_use_cache_decides_or_else_the_configuration(model):
+    ids, silent = random_ids(2, 9), small_model(use_cache=False)
+    for one, by_default in ((model, True), (model.model, True), (silent, False), (silent.model, False)):
+        assert one.config.use_cache == by_default
+        assert isinstance(one(ids, use_cache=True).past_key_values, RetNetState)
+        assert isinstance(one(ids).past_key_values, RetNetState) == by_default
+        assert one(ids, use_cache=False).past_key_values is None
     assert len(model(ids, use_cache=False, return_dict=False)) == 1
-    silent = small_model(use_cache=False)
-    assert silent(ids).past_key_values is None
-    assert isinstance(silent(ids, use_cache=True).past_key_values, RetNetState)
-
-
-def test_use_cache_default_is_the_configuration_s(model):
-    assert model.config.use_cache
-    assert isinstance(model(random_ids(1, 3)).past_key_values, RetNetState)
-    assert isinstance(model.model(random_ids(1, 3)).past_key_values, RetNetState)
 
 
 MODES = (torch.no_grad, torch.enable_grad, torch.inference_mode)
@@ -432,22 +294,6 @@ def test_crop_of_what_was_not_recorded_is_refused(model):
     prefix_state(model, random_ids(2, 3), past_key_values=state)
     with pytest.raises(RuntimeError, match="3 tokens"):
         state.crop(-4)
-
-
-def test_a_state_given_by_position_is_updated_whatever_the_configuration_says(model):
-    """Trainer leaves `config.use_cache` False behind (D16)."""
-    model = copy.deepcopy(model)
-    model.config.use_cache = model.model.config.use_cache = False
-    ids = random_ids(2, 9)
-    state = RetNetState(model.config)
-    with torch.no_grad():
-        assert model.model(ids[:, :5], None, None, state).past_key_values is state
-        assert state.get_seq_length() == 5
-        model(ids[:, 5:], past_key_values=state)
-        assert state.get_seq_length() == 9
-        assert model(ids).past_key_values is None
-        assert model.model(ids, None, None, state, None, False).past_key_values is None
-    assert state.get_seq_length() == 9
 
 
 def test_ids_that_do_not_begin_with_what_was_read_are_refused(model):
