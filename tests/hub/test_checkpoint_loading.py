@@ -17,8 +17,6 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf.conversion import dialect_loading
-from retnet_hf.conversion.families import dialect_of
-from retnet_hf.conversion.fla import to_fla
 from retnet_hf.hub.loading import names_in, tensor_parallel_share
 from retnet_hf.vllm.weights import canonical_weights
 
@@ -144,13 +142,6 @@ def test_the_plugin_for_vllm_reads_the_same_names_and_values(layout, headless):
     assert len(found) == len(expected) == len(dict(found))
     for name, value in found:
         assert torch.equal(value, expected[name]), name
-
-
-def test_dialects_are_told_by_names_alone():
-    model = small_model()
-    assert dialect_of(model.state_dict()) is None
-    assert dialect_of(to_fla(model)[0]).name == "fla"
-    assert dialect_of(foreign("syncdoth")[1]).name == "torchscale"
 
 
 def test_a_published_config_may_name_remote_code_that_is_not_needed(tmp_path):
