@@ -1,19 +1,13 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The races, at a toy size and without a clock: who runs, what is measured, and what is made of the times."""
 
-import argparse
 import ast
-import importlib.util
 import json
-import math
-import os
-import time
 
 import pytest
 import torch
 import transformers
 
-import retnet_hf.cpu
 from benchmarks import (
     command_line,
     decoding,
@@ -26,11 +20,11 @@ from benchmarks import (
     training,
     vision_resolution,
 )
-from benchmarks.measuring import Failure, Spread, Turn, attempt, in_its_own_process, in_turns
+from benchmarks.measuring import attempt
 from benchmarks.peers import CONTENDERS, SIZES, build, missing
 from benchmarks.peers.peer import TransformersPeer
 from benchmarks.quality.write_tables import filled
-from benchmarks.race import Conditions, Heat, Timing, heat_times, results_of
+from benchmarks.race import Conditions, Heat, heat_times
 
 
 RACES = {module.RACE.name: module.RACE for module in (training, prefill, decoding)}
@@ -71,15 +65,6 @@ def test_all_models_are_of_one_size(size):
         assert 33e6 < least < most < 34.5e6
 
 
-@pytest.mark.parametrize("name", EAGER)
-def test_a_loss_is_that_of_a_model_that_knows_nothing_and_reaches_every_weight(name):
-    peer = build(name, SIZES["toy"])
-    loss = peer.loss(CONDITIONS.ids(Heat(24, 2, ())))
-    loss.backward()
-    assert loss.item() == pytest.approx(math.log(SIZES["toy"].vocabulary), abs=1.5)
-    assert [n for n, parameter in peer.module.named_parameters() if parameter.grad is None] == []
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", EAGER)
 def test_decoding_continues_a_prompt_as_the_whole_sequence_would(name):
@@ -98,97 +83,7 @@ def test_decoding_continues_a_prompt_as_the_whole_sequence_would(name):
     torch.testing.assert_close(decoded.flatten(), logits.flatten(), rtol=1e-4, atol=1e-4)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", [name for name in EAGER if name.startswith("llama")])
-def test_a_cache_that_has_grown_is_cut_to_its_context(name):
-    peer = build(name, SIZES["toy"])
-    state, token = peer.state_after(20, 2, room=4), torch.ones(2, 1, dtype=torch.long)
-    before = peer.decode(token, state).logits
-    peer.decode(token, state)
-    assert int(state.get_seq_length()) == 22
-    peer.rewind(state, 20)
-    assert int(state.get_seq_length()) == 20
-    torch.testing.assert_close(peer.decode(token, state).logits, before)
-
-
-def test_who_is_missing_is_said_and_what_to_install(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
-    assert missing("yet-another") == "yet-another-retnet is not installed: pip install yet-another-retnet"
-
-
-@pytest.mark.parametrize(("name", "bits"), [("ours-int8", 8), ("ours-int4", 4), ("ours-programs", 32)])
-def test_programs_race_with_weights_of_few_bits(name, bits, monkeypatch):
-    compiled = []
-
-    def compile(model, **options):
-        assert options == {"prompts": True}
-        compiled.append(model)
-        return model
-
-    monkeypatch.setattr(retnet_hf.cpu, "compile", compile)
-    peer = Conditions(size="toy", dtype="float32" if bits == 32 else "bfloat16").peer(name)
-    assert compiled == [peer.module]
-    weight = peer.module.model.layers[0].mlp.up_proj.weight
-    assert (type(weight) is torch.nn.Parameter) == (bits == 32)
-    group = (weight if bits == 32 else weight.dequantize())[0, :32]
-    assert (len(group.unique()) <= 2**4) == (bits == 4)
-
-
 # Measuring
-
-
-def test_a_spread_leaves_out_a_tenth_on_either_side():
-    assert Spread.of(range(21)) == (10, 2, 18)
-    assert Spread.of([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
-    assert str(Spread.of([1.0, 2.0])) == "1.50 (1.00..2.00)"
-
-
-def test_turns_are_taken_in_rounds_and_the_first_do_not_count():
-    log = []
-    turns = {name: Turn(lambda name=name: log.append(name), lambda name=name: log.append(name.upper())) for name in "ab"}
-    times = in_turns(turns, rounds=3, turn_seconds=0.0)
-    assert {name: len(seconds) for name, seconds in times.items()} == {"a": 3, "b": 3}
-    assert "".join(log) == "AaBb" * 4
-
-
-def test_a_turn_has_no_more_calls_than_it_may():
-    calls = []
-    in_turns({"a": Turn(lambda: calls.append(None), lambda: calls.append("turn"), most_calls=7)}, 1, turn_seconds=60.0)
-    assert [len(turn.split()) for turn in " ".join(c or "." for c in calls).split("turn")[1:]] == [1, 1, 7]
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (RuntimeError("[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory"), "out of memory"),
-        (ValueError("shapes do not fit"), "ValueError"),
-    ],
-)
-def test_who_fails_leaves_the_others_to_their_turns(error, reason, capfd):
-    def fail():
-        raise error
-
-    times = in_turns({"a": Turn(fail), "b": Turn(lambda: None)}, rounds=2, turn_seconds=0.0)
-    assert times["a"] == Failure(reason)
-    assert ("shapes do not fit" in capfd.readouterr().err) == (reason == "ValueError")
-    assert len(times["b"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "limits", "answer"),
-    [
-        (math.hypot, (3, 4), {"time_limit": 60}, 5),
-        (time.sleep, (60,), {"time_limit": 0.2}, Failure("over 0 s")),
-        (bytearray, (2**40,), {"time_limit": 60, "memory_limit": 2**33}, Failure("out of memory")),
-        (math.sqrt, (-1,), {}, Failure("ValueError")),
-        (os._exit, (3,), {}, Failure("exit status 3")),
-    ],
-)
-def test_a_process_answers_or_its_failure_is_a_result(function, arguments, limits, answer, monkeypatch, capfd):
-    context = measuring.multiprocessing.get_context("fork")  # begins at once, because nothing has to be imported
-    monkeypatch.setattr(measuring, "_context", lambda: context)
-    assert in_its_own_process(function, *arguments, **limits) == answer
-    assert ("math domain error" in capfd.readouterr().err) == (function is math.sqrt)
 
 
 # Races
@@ -201,23 +96,6 @@ def test_everyone_finishes(name):
     assert tuple(times) == heat.models
     assert all(len(timing.seconds) == 2 and min(timing.seconds) > 0 for timing in times.values())
     assert {timing.tokens for timing in times.values()} == {{"training": 40, "prefill": 40, "decoding": 2}[name]}
-
-
-def test_ratios_are_those_of_the_rounds():
-    times = {"ours": Timing([1.0, 1.0, 2.0], 10, 7), "llama": Timing([2.0, 4.0, 2.0], 10, 8)}
-    memory = {"ours": 30, "llama": 60, "mamba2": Failure("over 5 s")}
-    first, second, third = results_of("training", Heat(8, 1, ("ours", "llama", "mamba2")), times, memory)
-    assert first.rate == (10, 5, 10)
-    assert first.ratio == (2, 1, 4)
-    assert (first.memory, first.memory_ratio, first.parameters) == (30, 0.5, 7)
-    assert second.ratio == (1, 1, 1)
-    assert third.failure == "over 5 s"
-    assert third.ratio is None
-
-
-def test_heats_leave_out_who_is_too_slow_for_their_length():
-    heats = training.RACE.heats(argparse.Namespace(models=["ours", "mamba2"], lengths=[512, 1024], batches=[1, 2]))
-    assert heats == [Heat(n, b, models) for b in (1, 2) for n, models in ((512, ("ours", "mamba2")), (1024, ("ours",)))]
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -283,10 +161,6 @@ def test_all_rows_of_a_gpu_are_measured(tmp_path, capfd):
     assert "training, 1 x 48" in capfd.readouterr().out
 
 
-def test_bytes_of_the_kernels_are_those_of_the_paper_s_shape():
-    assert gpu.bytes_of_kernels(65536, 8, 256, 512, itemsize=2) == pytest.approx(18.5e9, rel=0.01)
-
-
 # Pages and files
 
 
@@ -322,12 +196,6 @@ def test_the_tables_of_guides_are_those_of_the_committed_figures(study, names):
     )
     assert all(text in page for text in built.values())
     assert filled(page, built) == page
-
-
-def test_models_that_are_served_have_equal_parameters():
-    parameters = json.loads(serving.RESULTS.read_text(encoding="utf-8"))["parameters"]
-    assert {name: make().num_parameters() for name, make in serving.MODELS.items()} == parameters
-    assert abs(parameters["retnet"] / parameters["llama"] - 1) < 0.03
 
 
 def test_mutants_are_changes_of_code_that_has_tests():

@@ -1,7 +1,6 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The benchmark of quality: its small rivals against references, its measures against loops, its cells on disk."""
 
-import dataclasses
 import math
 import multiprocessing.dummy
 
@@ -11,15 +10,15 @@ from transformers.models.rwkv import modeling_rwkv
 
 from benchmarks import linearization
 from benchmarks.quality import __main__ as quality_command
-from benchmarks.quality import cells, images, recall, rivals, statistics, studies, tables, texts, write_tables
+from benchmarks.quality import cells, images, recall, rivals, statistics, studies, tables, write_tables
 from benchmarks.quality.language import LanguageCell
 from benchmarks.quality.mixers import DiagonalStateSpace, ShiftStateSpace, long_convolution
-from benchmarks.quality.rivals import RIVALS, decays, of_equal_size
+from benchmarks.quality.rivals import RIVALS, of_equal_size
 from benchmarks.quality.rwkv_sums import weighted_sum
 from benchmarks.quality.settings import SETTINGS, Setting
 from benchmarks.quality.state import state_numbers
 from benchmarks.quality.studies import ABLATIONS, COMPARISON, HEADS, IMAGES, Plan
-from benchmarks.quality.training import batches, parameter_groups, train
+from benchmarks.quality.training import batches, train
 from retnet_hf import RetNetConfig, RetNetHybridConfig
 
 
@@ -76,11 +75,6 @@ def test_rows_have_equal_parameters(row):
     assert abs(count / SETTINGS["laptop"].parameters - 1) < 0.01
 
 
-def test_no_model_is_made_with_fewer_parameters_than_it_needs():
-    with pytest.raises(ValueError, match="1,000 are wanted"):
-        of_equal_size("retnet", {}, Setting(parameters=1000))
-
-
 @pytest.mark.parametrize("row", IMAGES, ids=lambda row: row.title)
 def test_image_models_have_equal_parameters_and_classify(row):
     model = images.equalised(lambda width: images.MODELS[row.model](width, **row.options), images.PARAMETERS)
@@ -112,21 +106,6 @@ def test_state_sizes():
     assert state_numbers(mamba, 8) == 3 * (32 * 16 + (32 + 2 * 16) * 4)  # layers, states, convolution of 4 taps
 
 
-def test_weight_decay_is_for_matrices_alone():
-    model = RIVALS["mamba2"](SMALL, 16)
-    decayed, others = parameter_groups(model)
-    assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
-    assert {parameter.dim() for parameter in decayed["params"]} == {2}
-    assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
-    assert any(parameter is model.backbone.layers[0].mixer.A_log for parameter in others["params"])
-
-
-def test_time_constants_of_schedules():
-    constants = [-1 / math.log(decay) for decay in decays("geometric 2 512", 5)]
-    assert constants == pytest.approx([2, 8, 32, 128, 512])
-    assert [-1 / math.log(decay) for decay in decays("alibi", 4)] == pytest.approx([4, 16, 64, 256])
-
-
 def test_models_of_a_seed_see_the_same_blocks_and_learn():
     stream = torch.arange(3 * 64) % 7
     first, again, other = (next(batches(stream, seed, 32, 2)) for seed in (0, 0, 1))
@@ -137,14 +116,6 @@ def test_models_of_a_seed_see_the_same_blocks_and_learn():
     run = train(model, stream, 30 * 64, learning_rate=3e-3, seed=0, block=32, batch=2, points=10)
     assert run.curve[-1][0] == 30 * 64
     assert run.curve[-1][1] < run.curve[0][1] - 0.3
-
-
-def test_pictures_are_mirrored_and_moved_and_stay_pictures():
-    pixels = torch.arange(2.0 * 28 * 28).view(2, 1, 28, 28)
-    moved = images.augmented(pixels.repeat(64, 1, 1, 1), torch.Generator().manual_seed(0))
-    assert moved.shape == (128, 1, 28, 28)
-    middles = {divmod(int(picture[0, 14, 14]) % 784, 28) for picture in moved}
-    assert middles == {(row, column) for row in range(12, 17) for column in range(11, 17)}  # 13 is 14, mirrored
 
 
 class Measured(LanguageCell):
@@ -161,28 +132,6 @@ class Measured(LanguageCell):
 def plan(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.quality.studies.LanguageCell", Measured)
     return Plan("laptop", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("losses", "least", "chosen"),
-    [
-        (Measured.losses, -math.inf, 1.2e-2),  # the best has worse ones on both sides
-        ({1.5e-3: 2.5, 3e-3: 2.01, 6e-3: 2.0, 1.2e-2: 3.0}, -math.inf, 3e-3),  # a higher one is better by noise alone
-        ({1.5e-3: 0.01, 3e-3: 0.0, 6e-3: 0.0}, 0.0, 1.5e-3),  # nothing could be better
-    ],
-)
-def test_learning_rates_are_tried_until_one_is_chosen(losses, least, chosen, plan, monkeypatch):
-    monkeypatch.setattr(Measured, "losses", losses)
-    monkeypatch.setattr(Measured, "least_cost", least)
-    tried, rate = [], None
-    while rate is None:
-        cells, rate = plan.rate_cells(plan.language, "retnet", {})
-        for cell in cells:
-            if cell.result(plan.folder) is None:
-                tried.append(cell.learning_rate)
-                cell.save(plan.folder, cell.run())
-    assert tried == list(losses)
-    assert rate == chosen
 
 
 def test_differences_are_of_pairs_and_within_two_errors_none():
@@ -215,17 +164,6 @@ def test_work_measures_each_cell_once_and_goes_on_where_it_was_stopped(plan, cap
     assert not capsys.readouterr().out
 
 
-def test_a_cell_is_known_by_everything_that_decides_it(tmp_path):
-    cell = LanguageCell("retnet", seed=1)
-    others = [LanguageCell("llama", seed=1), LanguageCell("retnet", {"schedule": "none"}, seed=1)]
-    others += [
-        dataclasses.replace(cell, **changed) for changed in ({"seed": 2}, {"setting": "larger"}, {"learning_rate": 1.0})
-    ]
-    cell.save(tmp_path, {"cell": cell.description, "parameters": 1})
-    assert cell.result(tmp_path)["parameters"] == 1
-    assert [other.result(tmp_path) for other in others] == [None] * 5
-
-
 def test_committed_cells_are_sorted_and_can_be_described_again():
     kinds = {kind.kind: kind for kind in (LanguageCell, recall.RecallCell, images.ImageCell)}
     for name, kind in kinds.items():
@@ -246,25 +184,6 @@ def test_the_tables_of_the_pages_are_those_of_the_committed_cells():
         assert write_tables.filled(page, built) == page, path
     assert sorted(named) == sorted(built)  # each on one page
     assert not quality_command.missing(report.plan, [])
-
-
-def test_cells_of_different_documents_are_not_put_into_one_table(tmp_path):
-    report = tables.Report(Plan("laptop", tmp_path))
-    for seed, digest in enumerate(("aa", "aa", "bb")):
-        report.require_one_text()
-        cell = LanguageCell("llama", text="four-texts", setting="larger", seed=seed)
-        cell.save(tmp_path, {"cell": cell.description, "digest": digest})
-    with pytest.raises(ValueError, match='the text four-texts differs between the cells .*"seed": 0.* and .*"seed": 2'):
-        report.require_one_text()
-
-
-def test_a_text_is_split_by_whole_documents(monkeypatch):
-    monkeypatch.setitem(texts.READERS, "numbers", lambda: [f"document {number} " * 50 for number in range(40)])
-    split = texts.documents("numbers")
-    assert [len(part) for part in split] == [36, 2, 2]
-    assert len({text for part in split for text in part}) == 40
-    decoded = texts.tokenizer(300, ("numbers",)).decode(texts.tokens("numbers", "reporting", 300, ("numbers",)).tolist())
-    assert all(text.strip() in decoded for text in split.reporting)
 
 
 def test_the_tables_of_linearization_are_those_of_the_committed_cells():
