@@ -4,7 +4,7 @@
     python examples/convretnet.py --minutes 2 --output dialled
 
 trains on tones that this file makes, with noise, reverberation and changing speed, saves the model, and recognises a new
-number in pieces of a few milliseconds. notebooks/10_a_convretnet_that_streams.ipynb explains it.
+number in pieces of a few milliseconds.
 """
 
 import argparse
