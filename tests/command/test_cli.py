@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import datasets
@@ -20,17 +21,17 @@ from command_answers import TEXT, assert_same_weights, at_step, press_ctrl_c, pr
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from small_models import small_llama, small_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, get_scheduler, pipeline
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerControl, TrainerState, get_scheduler, pipeline
 
-from retnet_hf import RetNetForCausalLM
+from retnet_hf import RetNetForCausalLM, cpu
 from retnet_hf.cli.commands.demo import free_name
 from retnet_hf.cli.commands.generate import invite
 from retnet_hf.cli.errors import InputError
 from retnet_hf.cli.main import main
 from retnet_hf.cli.text import training
 from retnet_hf.cli.text.corpus import SAMPLE_TEXT, hold_out, read_documents, text_files
+from retnet_hf.cli.training.run import Course, Supervisor
 from retnet_hf.cli.training.run_folder import TrainingFolder
-from retnet_hf.cli.training.schedule import Course, Supervisor, follow_clock
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -574,7 +575,7 @@ def test_generate_writes_what_the_model_generates(retnet_hf, trained):
 
 def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
     """Before a word is written; what else writes must be a RetNet, and an error is one line."""
-    compiled, real = [], retnet_hf.cpu.compile
+    compiled, real = [], cpu.compile
 
     def compile_quickly(model):
         compiled.append(torch.get_num_threads())
@@ -582,7 +583,7 @@ def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
         fast.lm_head.__class__ = type("Fast", (torch.nn.Linear,), {})
         return fast
 
-    monkeypatch.setattr(retnet_hf.cpu, "compile", compile_quickly)
+    monkeypatch.setattr(cpu, "compile", compile_quickly)
     options = ["And God", "-n", 20, "--temperature", 0, "--threads", 1]
     assert retnet_hf("generate", trained, *options, "--compile").out == retnet_hf("generate", trained, *options).out
     assert compiled == [1]
@@ -591,12 +592,12 @@ def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
         raise RuntimeError("no compiler\nand more")
 
     with monkeypatch.context() as patches:
-        patches.setattr(retnet_hf.cpu, "compile", fails)
+        patches.setattr(cpu, "compile", fails)
         failed = retnet_hf("generate", trained, *options, "--compile")
     assert (failed.code, failed.out, failed.err) == (2, "", "retnet-hf: no compiler\n")
     for name in ("layer_programs", "product_programs"):  # as where all layers are adapted
-        monkeypatch.setattr(retnet_hf.cpu, name, lambda layers, *arguments: [None] * len(layers))
-    monkeypatch.setattr(retnet_hf.cpu, "compile", real)
+        monkeypatch.setattr(cpu, name, lambda layers, *arguments: [None] * len(layers))
+    monkeypatch.setattr(cpu, "compile", real)
     assert "no layer of this model can be compiled" in retnet_hf("generate", trained, *options, "--compile").err
     monkeypatch.setattr("retnet_hf.cli.text.generation.load_model", lambda name: (small_llama(), None))
     answer = retnet_hf("generate", trained, *options, "--compile")
@@ -754,7 +755,7 @@ def test_held_out_text_is_never_trained_on(count):
 
 def test_the_schedule_ends_by_steps_or_by_the_clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("retnet_hf.cli.training.schedule.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("retnet_hf.cli.training.run.time.monotonic", lambda: now[0])
     schedule = Course(steps=1000, minutes=1.0, started=100.0)
     assert [schedule.fraction(step) for step in (0, 250, 1000)] == [0.0, 0.25, 1.0]
     now[0] = 145.0
@@ -770,7 +771,9 @@ def test_the_learning_rate_falls_by_the_clock_but_rises_by_steps():
     scheduler = get_scheduler("cosine_warmup_with_min_lr", optimizer, **kwargs)
 
     def rate(step: int, step_by_clock: float) -> float:
-        follow_clock(optimizer, scheduler, step, step_by_clock)
+        course = Course(steps=10_000, minutes=1.0, started=time.monotonic() - 60 * step_by_clock / 10_000)
+        state, control = TrainerState(global_step=step), TrainerControl()
+        Supervisor(course).on_step_end(None, state, control, optimizer=optimizer, lr_scheduler=scheduler)
         return optimizer.param_groups[0]["lr"]
 
     assert rate(49, 5000) == pytest.approx(2.0 * 0.5)

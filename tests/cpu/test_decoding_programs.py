@@ -19,10 +19,9 @@ from torch import nn
 
 import retnet_hf
 import retnet_hf.cpu
-from retnet_hf import RetNetForMaskedLM, RetNetForSequenceClassification, RetNetState
-from retnet_hf.cpu import compiled_layer, number_of_programs, original
+from retnet_hf import RetNetForMaskedLM, RetNetForSequenceClassification, RetNetState, cpu
+from retnet_hf.cpu import CompiledLayer, CompiledLinear, number_of_programs, original
 from retnet_hf.cpu import programs as cpu_programs
-from retnet_hf.cpu.compiled_layer import CompiledLayer, CompiledLinear
 from retnet_hf.ops import gradients
 from retnet_hf.retnet import modeling_retnet
 
@@ -38,7 +37,7 @@ def query_weights(model) -> list[nn.Parameter]:
 
 def test_programs_decode_as_many_sequences_as_they_were_made_for(made, tmp_path, monkeypatch):
     warnings = []
-    monkeypatch.setattr(compiled_layer.logger, "warning_once", warnings.append)
+    monkeypatch.setattr(cpu.logger, "warning_once", warnings.append)
     model = small_model()
     fast = compiled(model, tmp_path, batch_sizes=iter([1, 3, 3]))
     for batch in (1, 2, 3):
@@ -182,7 +181,7 @@ def test_values_that_change_in_place_are_seen(made, tmp_path, dialect):
 )
 def test_other_weights_and_modules_end_programs_with_a_warning(made, tmp_path, change, monkeypatch):
     warnings = []
-    monkeypatch.setattr(compiled_layer, "warn_of_change", lambda: warnings.append(1))
+    monkeypatch.setattr(cpu, "warn_of_change", lambda: warnings.append(1))
     fast = compiled(small_model(), tmp_path)
     change(fast)
     expected = decoded(original(fast))

@@ -15,8 +15,8 @@ from small_models import close, greedy, random_ids, small_model
 from torch import nn
 
 import retnet_hf.cpu
-from retnet_hf import RetNetState
-from retnet_hf.cpu import compiled_layer, number_of_programs, original
+from retnet_hf import RetNetState, cpu
+from retnet_hf.cpu import number_of_programs, original
 from retnet_hf.cpu.prompts import prompt_programs
 
 
@@ -186,7 +186,7 @@ def test_programs_of_prompts_skip_layers_with_quantised_weights(made, tmp_path):
 
 def test_new_values_are_read_and_new_weights_end_programs_with_a_warning(made, tmp_path, monkeypatch):
     warnings, ids = [], random_ids(1, 7)
-    monkeypatch.setattr(compiled_layer, "warn_of_change", lambda: warnings.append(1))
+    monkeypatch.setattr(cpu, "warn_of_change", lambda: warnings.append(1))
     fast = compiled(small_model(), tmp_path)
     with torch.no_grad():
         for parameter in fast.parameters():

@@ -8,7 +8,7 @@ from small_models import DIALECTS, FAMILIES, close, random_ids, small_config, sm
 from transformers.utils import logging
 
 import retnet_hf.cpu
-from retnet_hf.vllm.limits import refuse_what_has_no_memory
+from retnet_hf.vllm import refuse_what_has_no_memory
 
 
 pytest_plugins = ("plain_programs",)  # the fixture `made`

@@ -17,17 +17,15 @@ from command_answers import TEXT, assert_same_weights, at_step, press_ctrl_c, pr
 from linearized_source import SIZES, make_source
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, pipeline
 
-import retnet_hf.cli.linearizing.finish as finish_module
 import retnet_hf.cli.linearizing.pipeline as pipeline_module
 from retnet_hf import RetNetForCausalLM
 from retnet_hf.cli.errors import InputError
-from retnet_hf.cli.linearizing.budget import Speed, planned
-from retnet_hf.cli.linearizing.recipe import KeptLayers, Recipe
+from retnet_hf.cli.linearizing.recipe import KeptLayers, Recipe, Speed, planned
+from retnet_hf.cli.linearizing.sources import source_digest
 from retnet_hf.cli.linearizing.stages import StageRun
-from retnet_hf.cli.linearizing.teacher import source_digest
 from retnet_hf.cli.main import main
 from retnet_hf.cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
-from retnet_hf.cli.training.schedule import Supervisor
+from retnet_hf.cli.training.run import Supervisor
 from retnet_hf.linearization import costliest_layers, layer_costs, measure_heads
 from retnet_hf.linearization.measures import losses_of, score
 from retnet_hf.linearization.what_was_kept import Extent, measured_part
@@ -206,11 +204,11 @@ def test_a_crash_between_the_last_checkpoint_and_the_end_of_a_stage(retnet_hf, w
     assert_same_weights(Path("model"), Path("whole"))
 
 
-@pytest.mark.parametrize(("place", "left"), [("linearizing.finish", ""), ("training.run", "continuing after step 6")])
+@pytest.mark.parametrize(("place", "left"), [("linearizing.pipeline", ""), ("training.run", "continuing after step 6")])
 def test_a_crash_before_a_folder_is_in_its_place_is_made_good_by_resuming(retnet_hf, workplace, linearized, place, left):
     """The folder of the model, when all stages are done, or of a finished stage."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"retnet_hf.cli.{place}.replace", crash)
+        patch.setattr(f"retnet_hf.cli.{place}.publish", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             retnet_hf(*LINEARIZE)
     assert not Path("model").exists()
@@ -227,7 +225,7 @@ def test_a_disk_that_is_full_at_the_end_is_one_line_and_loses_nothing(retnet_hf,
 
     command = [*LINEARIZE, "--distill-steps", 0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf.cli.linearizing.finish.replace", fill_up)
+        patch.setattr("retnet_hf.cli.linearizing.pipeline.publish", fill_up)
         answer = retnet_hf(*command)
     assert (answer.code, answer.err.count("\n")) == (1, 1)
     assert "no space is left on the disk" in answer.err
@@ -419,7 +417,7 @@ def test_an_interrupted_run_of_some_minutes_keeps_its_plan(retnet_hf, workplace,
         assert retnet_hf(*options, "--minutes", 0.2).code != 0
     begun = json.loads(next(Path("model.partial").glob("*.json")).read_text(encoding="utf-8"))["recipe"]
     refused(retnet_hf(*options, "--resume"), "this run was planned with --minutes: give that option again")
-    monkeypatch.setattr("retnet_hf.cli.linearizing.budget.measured_speed", None)  # nothing is measured again
+    monkeypatch.setattr("retnet_hf.cli.linearizing.recipe.measured_speed", None)  # nothing is measured again
     answer = retnet_hf(*options, "--minutes", 0.2, "--resume")
     assert answer.code == 0, answer.err
     report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
@@ -559,14 +557,14 @@ def test_sequences_reach_beyond_the_window(window, positions, size, batch):
 
 def test_a_card_names_the_repository_of_its_source_and_its_licence(tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text("---\nlicense: llama3.2\n---\nA Llama.\n", encoding="utf-8")
-    monkeypatch.setattr(finish_module, "hf_hub_download", lambda name, file: str(tmp_path / file))
-    assert finish_module.source_metadata("meta/llama") == {"base_model": "meta/llama", "license": "llama3.2"}
+    monkeypatch.setattr(pipeline_module, "hf_hub_download", lambda name, file: str(tmp_path / file))
+    assert pipeline_module.source_metadata("meta/llama") == {"base_model": "meta/llama", "license": "llama3.2"}
 
     def offline(name, file):
         raise OSError("no network")
 
-    monkeypatch.setattr(finish_module, "hf_hub_download", offline)
-    assert finish_module.source_metadata("meta/llama") == {"base_model": "meta/llama"}
+    monkeypatch.setattr(pipeline_module, "hf_hub_download", offline)
+    assert pipeline_module.source_metadata("meta/llama") == {"base_model": "meta/llama"}
 
 
 def test_a_source_in_shards_is_read(retnet_hf, workplace):

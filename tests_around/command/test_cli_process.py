@@ -13,10 +13,10 @@ from transformers import TrainingArguments
 
 import retnet_hf
 import retnet_hf.cli
-from retnet_hf.cli.app import UsageError, app
 from retnet_hf.cli.errors import how_to_install
 from retnet_hf.cli.interrupts import leaving_order
-from retnet_hf.cli.training.schedule import Course, Supervisor
+from retnet_hf.cli.main import UsageError, app
+from retnet_hf.cli.training.run import Course, Supervisor
 
 
 pytestmark = pytest.mark.usefixtures("interruptible")  # and so are the processes that are started

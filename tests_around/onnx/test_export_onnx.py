@@ -20,12 +20,18 @@ from retnet_hf import RetNetForMaskedLM
 from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.export import ExportError, export_onnx, onnx_folder
 from retnet_hf.export.causal_graph import CausalGraph, in_float32
-from retnet_hf.export.check import Runner, check
 from retnet_hf.export.digit_rotation import DigitRotation
-from retnet_hf.export.image_graph import check_classifier, size_options, size_steps, write_classifier
-from retnet_hf.export.onnx_file import write_causal
+from retnet_hf.export.onnx_file import (
+    Runner,
+    check,
+    check_classifier,
+    size_options,
+    size_steps,
+    with_plain_weights,
+    write_causal,
+    write_classifier,
+)
 from retnet_hf.export.onnx_folder import genai_config
-from retnet_hf.export.quantization import with_plain_weights
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from retnet_hf import RetNetState
 from retnet_hf.cli.text.corpus import SAMPLE_TEXT, train_tokenizer
 from retnet_hf.conversion.errors import CheckpointError
-from retnet_hf.export import ExportedFile, ExportError, export_web, npm_packages
+from retnet_hf.export import ExportedFile, ExportError, export_web, web_folder
 from retnet_hf.export.web_folder import page_info
 from retnet_hf.state.state_file import write_state_file
 
@@ -688,13 +688,13 @@ def test_what_a_browser_cannot_load_is_refused_and_leaves_nothing(tmp_path, toke
         export_web(small_model(), tmp_path / "out", tokenizer, kind="int4")
     with pytest.raises(ExportError, match="this tokenizer does not have"):
         export_web(small_model(), tmp_path / "out", None)
-    monkeypatch.setattr(npm_packages, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(web_folder, "CACHE", tmp_path / "cache")
     (tmp_path / "cache").mkdir()
-    digest = npm_packages.PACKAGES["onnxruntime-web@1.30.0"].digest
+    digest = web_folder.PACKAGES["onnxruntime-web@1.30.0"].digest
     (tmp_path / "cache" / f"{digest[:16]}.tgz").write_bytes(b"another one")
     with pytest.raises(ExportError, match="npm fetched a wrong package for .*: its SHA-512 does not match"):
         export_web(small_model(), tmp_path / "out", tokenizer)
-    monkeypatch.setattr(npm_packages.shutil, "which", lambda name: None)
+    monkeypatch.setattr(web_folder.shutil, "which", lambda name: None)
     with pytest.raises(ExportError, match="npm is needed to fetch .*: install Node.js"):
         export_web(small_model(), tmp_path / "out", tokenizer)
     (tmp_path / "taken").mkdir()

@@ -22,8 +22,8 @@ from torchrun import free_port
 
 from retnet_hf import RetNetForMaskedLM, RetNetState
 from retnet_hf.cli.commands import serve
+from retnet_hf.cli.commands.serve import dtype_of, state_bytes, vllm_arguments
 from retnet_hf.cli.errors import InputError, how_to_install
-from retnet_hf.cli.serving.served_model import dtype_of, state_bytes, vllm_arguments
 
 
 END = VOCAB_SIZE - 1

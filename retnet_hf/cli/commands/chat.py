@@ -14,8 +14,7 @@ from retnet_hf.conversion.errors import first_line, printable
 from ..errors import InputError
 from ..interrupts import handling
 from ..named_inputs import model_source
-from ..options import Model, RepetitionPenalty, Temperature, TopK, TopP, WriterThreads, run_option, sampling_option
-from ..slow_imports import loading
+from ..options import Model, RepetitionPenalty, Temperature, TopK, TopP, WriterThreads, loading, run_option, sampling_option
 
 
 if TYPE_CHECKING:

@@ -12,8 +12,18 @@ from rich.console import Console
 
 from ..errors import InputError
 from ..named_inputs import model_source
-from ..options import Model, RepetitionPenalty, Temperature, TopK, TopP, WriterThreads, argument, run_option, sampling_option
-from ..slow_imports import loading
+from ..options import (
+    Model,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+    WriterThreads,
+    argument,
+    loading,
+    run_option,
+    sampling_option,
+)
 
 
 def generate(

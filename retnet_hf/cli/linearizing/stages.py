@@ -24,25 +24,14 @@ from retnet_hf.linearization.what_was_kept import Training, is_worse
 from .. import ranks
 from ..errors import SAVED, Interrupted
 from ..text.training import collate
-from ..training.figures import draw_loss_curve, perplexity
-from ..training.run import TrainingRun
+from ..training.run import TrainingRun, draw_loss_curve, perplexity
 from ..training.run_folder import checkpoints_of
-from .recipe import Recipe
+from .recipe import trains_in_bfloat16
 
 
-LARGE = 512  # hidden size from which bfloat16 products are faster on a CPU
 TRAINING = "training.json"  # data about the stage for the report
 FIGURES = {"align": "error of a layer", "distill": "divergence", "long": "perplexity"}  # names of the shown losses
 LOSSES = {"align": "relative squared error of a layer", "distill": "divergence, nats per token", "long": "nats per token"}
-
-
-def trains_in_bfloat16(hidden_size: int) -> bool:
-    """Returns whether to compute matrix products in bfloat16: if the device has units for it and the model is not tiny."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    supported = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    has_units = any(getattr(torch.cpu, name, lambda: False)() for name in supported)
-    return not torch.accelerator.is_available() and has_units and hidden_size >= LARGE
 
 
 @dataclass(frozen=True)
@@ -55,13 +44,6 @@ class StageRecipe:
     seed: int
     lora_rank: int | None = None
     weight_decay: float = 0.0
-
-    @classmethod
-    def of(cls, recipe: Recipe, stage: str, hidden_size: int, divergence: float | None = None) -> "StageRecipe":
-        """Returns the recipe of a stage from the recipe of the run. For the arguments, see `Recipe.rate`."""
-        lora_rank = None if stage == "align" else recipe.lora_rank
-        rate = recipe.rate(stage, hidden_size, divergence)
-        return cls(recipe.block_size_of(stage), recipe.batch_size, rate, recipe.seed, lora_rank)
 
 
 @dataclass(kw_only=True)
@@ -85,7 +67,7 @@ class StageRun(TrainingRun):
     @property
     def warmup(self) -> float:
         """Returns a quarter for windows: they begin near their target, and Adam's first steps are as large as the rate."""
-        return 0.25 if "sliding_attention" in self.model.config.layer_types else super().warmup
+        return 0.25 if "sliding_attention" in self.model.config.layer_types else TrainingRun.warmup
 
     @property
     def rate_option(self) -> str:
@@ -109,8 +91,6 @@ class StageRun(TrainingRun):
 
     def trainer(self, **kwargs: Any) -> Trainer:
         kwargs["args"] = self.arguments(
-            adam_beta2=0.95,
-            prediction_loss_only=True,
             include_num_input_tokens_seen="all",
             bf16=trains_in_bfloat16(self.model.config.hidden_size),
         )

@@ -2,6 +2,7 @@
 """Training of a RetNet on text with `transformers.Trainer`, from documents to a folder that transformers loads."""
 
 import functools
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Trainer
 
+from retnet_hf.conversion.errors import first_line
+from retnet_hf.hub.cards import model_card
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
 
 from .. import ranks
-from ..training.figures import perplexity
-from ..training.run import TrainingRun, config_of
+from ..errors import InputError
+from ..training.run import Course, Start, TrainingRun, draw_loss_curve, perplexity
 from ..training.run_folder import TrainingFolder
-from ..training.schedule import Course
-from ..training.start import Start
 from .corpus import digest_of, hold_out, load_tokenizer, streams, train_tokenizer
 from .generation import continue_text, sampling
 
@@ -44,9 +45,26 @@ class Recipe:
         """Returns the configuration of a model for this tokenizer. Raises InputError if preset or fields are not valid."""
         special = ("bos_token_id", "eos_token_id", "pad_token_id")
         fields = {"vocab_size": len(tokenizer)} | {name: getattr(tokenizer, name) for name in special}
-        if self.config is None:
-            return config_of(RetNetConfig.from_preset, self.preset, **fields)
-        return config_of(RetNetConfig, **(self.config | fields))
+        try:
+            if self.config is None:
+                return RetNetConfig.from_preset(self.preset, **fields)
+            return RetNetConfig(**(self.config | fields))
+        except Exception as error:  # strict dataclasses wrap the errors of validators
+            reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ").removeprefix("TypeError: ")
+            raise InputError(f"the configuration of the model is not valid: {reason}") from error
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Returns fields of RetNetConfig from a JSON file. Raises InputError if the file contains anything else."""
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file} cannot be read as JSON: {first_line(error)}") from error
+    if not isinstance(fields, dict):
+        raise InputError(f"{file} must hold a JSON object with fields of RetNetConfig")
+    if fields.get("model_type", "retnet") != "retnet":
+        raise InputError(f'{file} describes a model of type "{fields["model_type"]}", not "retnet"')
+    return fields
 
 
 def blocks_of(tokens: np.ndarray, block_size: int) -> Tensor:
@@ -91,22 +109,29 @@ class TextRun(TrainingRun):
 
     def trainer(self, **kwargs: Any) -> Trainer:
         return Trainer(
-            args=self.arguments(adam_beta2=0.95, prediction_loss_only=True),
+            args=self.arguments(),
             data_collator=functools.partial(collate, form=self.recipe.form),
             processing_class=self.tokenizer,
             **kwargs,
         )
 
     def finish(self, trainer: Trainer) -> None:
-        self.model.config.use_cache = True  # Trainer turns it off
+        recipe, partial = self.recipe, self.folder.partial
         before, after = perplexity(self.losses[0]), perplexity(self.losses[-1])
         facts = {
             "text": ", ".join(f"`{Path(source).name}`" for source in self.sources),
             "tokens": f"{self.training.numel():,} to train on, {self.evaluation.numel():,} held out",
-            "steps": f"{trainer.state.global_step:,} of {self.recipe.batch_size} × {self.recipe.block_size} tokens",
+            "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} × {recipe.block_size} tokens",
             "perplexity on the held-out text": f"**{after:.2f}** per token ({before:.2f} before training)",
+            "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
         }
-        self.save(trainer, facts, self.prompt)
+        curve, name = "loss_curve.png", self.folder.output.name
+        training = f"\n## Training\n\nTrained with `retnet-hf {self.folder.command}`.\n\n![loss]({curve})\n"
+        self.model.config.use_cache = True  # Trainer turns it off
+        self.model.save_pretrained(partial)
+        self.tokenizer.save_pretrained(partial)
+        draw_loss_curve(self.log, partial / curve)
+        model_card(self.model, name, facts, self.prompt, training).save(partial / "README.md")
 
 
 def prepare(sources: list[str], documents: list[str], folder: TrainingFolder, recipe: Recipe, course: Course) -> TextRun:

@@ -16,7 +16,6 @@ from typing import Any
 
 from retnet_hf.conversion.errors import first_line
 from retnet_hf.conversion.replaced_folder import claim, locked, require_apart, require_replaceable, restore
-from retnet_hf.conversion.whole_files import write_whole
 
 from .. import ranks
 from ..errors import InputError
@@ -47,11 +46,7 @@ class TrainingFolder:
         self.command = command
         self.output = output.expanduser().resolve()
         self.partial = self.output.with_name(self.output.name + ".partial")
-
-    @property
-    def own(self) -> tuple[Path, Path]:
-        """Returns the folders that a run writes into."""
-        return self.output, self.partial
+        self.own = self.output, self.partial
 
     @property
     def latest(self) -> Path:
@@ -102,13 +97,6 @@ class TrainingFolder:
         if self.partial.exists() and not overwrite:
             other = "--resume continues it, " if can_resume else ""
             raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
-
-    def begin(self, record: dict[str, Any], resume: bool) -> None:
-        """Creates the partial folder, empty unless a run is resumed, and writes the record of the run into it."""
-        if not resume:
-            shutil.rmtree(self.partial, ignore_errors=True)
-        self.partial.mkdir(parents=True, exist_ok=True)
-        write_whole(self.partial / RECORD, json.dumps(record, indent=2))
 
     def to_resume(self) -> tuple[Path | None, dict[str, Any]]:
         """Returns the last complete checkpoint, None if the run ended before the first, and the record of the run.
