@@ -97,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return complain(f"no space is left on the disk: {first_line(error)}", 1)
         if isinstance(error, MemoryError) or re.search("can't allocate memory|out of memory", str(error)):
             return complain("out of memory", 1)
-        if not (isinstance(error, RuntimeError) and ranks.is_lost_connection(error)):
+        lost = re.search(r"Connection (closed|reset|refused)|Broken pipe|gloo", str(error))
+        if ranks.RANKS == 1 or not isinstance(error, RuntimeError) or lost is None:
             raise
         return complain("another process has ended", 1)
 

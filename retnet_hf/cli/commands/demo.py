@@ -25,7 +25,7 @@ from .generate import emit, invite
 
 
 if TYPE_CHECKING:
-    from ..text.training import TextRun
+    from ..training.run import TextRun
 
 MANY = 16_384  # tokens
 
@@ -61,8 +61,7 @@ def demo(
     require_data(source)
     console = Console(highlight=False)
     with loading(console, threads):
-        from ..text.training import Recipe, prepare
-        from ..training.run import Course
+        from ..training.run import Course, Recipe, prepare
 
         if browser:
             from retnet_hf.export.web_folder import PACKAGES, fetched

@@ -137,7 +137,7 @@ def linearize(
         from retnet_hf.arguments.configuration_checks import DECAY_SCHEDULES
 
         from ..linearizing.pipeline import Linearization
-        from ..linearizing.recipe import PLANNED, Recipe, measured_speed, planned, sentence
+        from ..linearizing.recipe import PLANNED, Recipe, measured_speed, planned
         from ..linearizing.sources import dequantised, read_texts, source_config
         from ..text.corpus import load_tokenizer, text_files
         from ..training.run import Course, Start, within_memory
@@ -170,7 +170,11 @@ def linearize(
             with console.status("measuring the speed of this machine"), within_memory():
                 speed = ranks.of_first(lambda: measured_speed(recipe))
             recipe = planned(recipe, speed, config.num_hidden_layers, minutes)
-            console.print(sentence(recipe, speed, minutes), soft_wrap=True)
+            speeds = f"{speed.aligning:,.0f} tokens/s in stage 1 and {speed.distilling:,.0f} in stage 2"
+            counts = " + ".join(f"{count:,}" for count in recipe.steps.values())
+            planned_steps = f"{counts} steps of {recipe.batch_size} x {recipe.block_size} tokens"
+            report = f"{recipe.report:.0%} of the full report"
+            console.print(f"{minutes:g} minutes: {speeds} make {planned_steps}; {report}", soft_wrap=True)
     with console.status("reading the text"):
         reading = {"field": field, "split": split, "apart_from": own}
         read = read_texts(texts, unseen or [], tokenizer, recipe, config.vocab_size, subset, **reading)

@@ -71,8 +71,7 @@ def train(
     ranks.share_of(batch_size)
     with loading(console, threads):
         from ..text.corpus import read_documents, text_files
-        from ..text.training import Recipe, prepare, read_config
-        from ..training.run import Course
+        from ..training.run import Course, Recipe, prepare, read_config
 
     ranks.join()
     fields = None if config is None else read_config(config)

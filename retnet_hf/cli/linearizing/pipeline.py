@@ -21,17 +21,22 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from retnet_hf.conversion.converted_card import licence_of
 from retnet_hf.conversion.replaced_folder import replace as publish
 from retnet_hf.conversion.whole_files import write_whole
 from retnet_hf.hub.cards import model_card
 from retnet_hf.linearization import (
+    AlignmentTrainer,
+    DistillationTrainer,
+    LayersBefore,
     StoredTeacher,
     costliest_layers,
     layer_costs,
     measure_heads,
+    prepare_for_alignment,
+    prepare_for_distillation,
     store_teacher,
     transfer,
 )
@@ -42,6 +47,7 @@ from retnet_hf.linearization.what_was_kept import (
     Extent,
     Report,
     Training,
+    is_worse,
     measure_decoding,
     measure_parts,
     measure_text,
@@ -53,15 +59,22 @@ from retnet_hf.linearization.what_was_kept import (
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
 
 from .. import ranks
+from ..errors import SAVED, Interrupted
 from ..interrupts import leaving_order
-from ..text.conversation import Conversation
-from ..text.generation import device, load_model, sampling
-from ..text.training import blocks_of
-from ..training.run import Start, axes_of, within_memory
-from ..training.run_folder import TrainingFolder
+from ..text.generation import Conversation, device, load_model, sampling
+from ..training.run import (
+    Start,
+    TrainingRun,
+    axes_of,
+    blocks_of,
+    collate,
+    draw_loss_curve,
+    perplexity,
+    within_memory,
+)
+from ..training.run_folder import TrainingFolder, checkpoints_of
 from .recipe import REPORT, trains_in_bfloat16
 from .sources import Texts
-from .stages import FIGURES, TRAINING, StageRecipe, StageRun
 
 
 MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # to measure heads and layers; a head's attention map has 2048 x 2048 weights
@@ -75,6 +88,109 @@ POSITIONS = "positions.png"
 PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # maximal length of the example in the model card
 PROMPTS = ("Why is the sky blue?", "Write two sentences about a fox and a river.")  # answered by both models
 ANSWER_TOKENS = 48
+
+TRAINING = "training.json"  # data about the stage for the report
+FIGURES = {"align": "error of a layer", "distill": "divergence", "long": "perplexity"}  # names of the shown losses
+LOSSES = {"align": "relative squared error of a layer", "distill": "divergence, nats per token", "long": "nats per token"}
+
+
+@dataclass(frozen=True)
+class StageRecipe:
+    """All options that affect the weights of a stage, except its initial model."""
+
+    block_size: int
+    batch_size: int
+    lr: float
+    seed: int
+    lora_rank: int | None = None
+    weight_decay: float = 0.0
+
+
+@dataclass(kw_only=True)
+class StageRun(TrainingRun):
+    """A stage that is ready to start."""
+
+    least_between = 32  # saving a checkpoint of a pretrained model takes as long as several steps
+
+    name: str  # align, distill or long
+    number: int
+    stages: int  # number of all stages
+    teacher: PreTrainedModel | None = None  # if the stage calls it; otherwise, distill uses a data set of stored outputs
+    measured: Tensor | None = None  # blocks for comparing layers before and after alignment
+
+    @property
+    def warmup(self) -> float:
+        """Returns a quarter for windows: they begin near their target, and Adam's first steps are as large as the rate."""
+        return 0.25 if "sliding_attention" in self.model.config.layer_types else TrainingRun.warmup
+
+    @property
+    def rate_option(self) -> str:
+        return f"--{self.name}-lr"
+
+    def shown(self, loss: float) -> str:
+        return f"{perplexity(loss):,.2f}" if self.name == "long" else f"{loss:.4f}"
+
+    def figure(self, metrics: dict[str, float]) -> str:
+        return f"{FIGURES[self.name]} {self.shown(metrics['eval_loss'])}"
+
+    def overview(self) -> str:
+        blocks = f"{len(self.training):,} blocks of {self.recipe.block_size} tokens"
+        return f"stage {self.number} of {self.stages}, {self.name}: {blocks}"
+
+    def outcome(self) -> str:
+        before, after = self.losses[0], self.losses[-1]
+        figures = f"{self.shown(before)} before, [bold green]{self.shown(after)}[/bold green] after"
+        worse = f", which is worse: try more steps or a lower {self.rate_option}" if is_worse(before, after) else ""
+        return f"{FIGURES[self.name]} on held-out text: {figures}{worse}"
+
+    def trainer(self, **kwargs: Any) -> Trainer:
+        kwargs["args"] = self.arguments(
+            include_num_input_tokens_seen="all",
+            bf16=trains_in_bfloat16(self.model.config.hidden_size),
+        )
+        if self.recipe.lora_rank is not None:
+            from peft import LoraConfig, get_peft_model
+
+            torch.manual_seed(self.recipe.seed)
+            lora = LoraConfig(r=self.recipe.lora_rank, lora_alpha=2 * self.recipe.lora_rank, task_type="CAUSAL_LM")
+            kwargs["model"] = self.model = get_peft_model(self.model, lora)
+        elif self.name == "distill":
+            prepare_for_distillation(self.model)
+        if self.name == "long":
+            return Trainer(data_collator=collate, **kwargs)
+        if self.name == "align":
+            self.before = LayersBefore(self.model, self.teacher, self.measured)
+            prepare_for_alignment(self.model)
+            return AlignmentTrainer(data_collator=collate, teacher=self.teacher, **kwargs)
+        return DistillationTrainer(data_collator=self.teacher and collate, teacher=self.teacher, **kwargs)
+
+    def reloaded(self, checkpoint: Path) -> PreTrainedModel:
+        if self.recipe.lora_rank is None:
+            return super().reloaded(checkpoint)
+        self.model.load_adapter(checkpoint, self.model.active_adapter)
+        return self.model
+
+    def trained(self, trainer: Trainer) -> None:
+        if self.name == "align" and self.before.restore(self.model, ranks.of_first(lambda: self.before.worse(self.model))):
+            trainer.evaluate()  # the last evaluation used weights that were replaced
+
+    def finish(self, trainer: Trainer) -> None:
+        partial, state = self.folder.partial, trainer.state
+        model = self.model if self.recipe.lora_rank is None else self.model.merge_and_unload()
+        model.config.use_cache = True  # Trainer turns it off
+        model.save_pretrained(partial)
+        draw_loss_curve(self.log, partial / f"{self.name}.png", LOSSES[self.name])
+        seconds = None if self.checkpoint is not None else self.course.seconds()  # unknown after an interruption
+        tokens, losses = state.num_input_tokens_seen, (self.losses[0], self.losses[-1])
+        training = Training(self.name, LOSSES[self.name], state.global_step, tokens, seconds, *losses, self.recipe.lr)
+        (partial / TRAINING).write_text(json.dumps(asdict(training)), encoding="utf-8")
+
+    def published(self, signal_number: int | None) -> None:
+        if ranks.FIRST:
+            for checkpoint in checkpoints_of(self.folder.output):  # a finished stage needs no checkpoint
+                shutil.rmtree(checkpoint)
+        if signal_number is not None:  # stops before the next stage
+            raise Interrupted(f"interrupted at the end of the stage {self.name}, {SAVED}", signal_number)
 
 
 @dataclass(kw_only=True)
@@ -142,7 +258,8 @@ class Linearization:
             return AutoModelForCausalLM.from_pretrained(before, dtype=torch.float32).to(device())
         recipe, kept, blocks = self.recipe, self.kept, self.measured_blocks
         torch.manual_seed(recipe.seed)  # a resumed run must begin with the same gates
-        options = {"window": recipe.window, "sinks": recipe.sinks, "sink_distance": recipe.sink_distance}
+        distance = max(recipe.longest_block, (recipe.window or 0) + recipe.sinks) - 1  # in training or within the window
+        options = {"window": recipe.window, "sinks": recipe.sinks, "sink_distance": distance}
         if recipe.window is None:
             options |= {"gate_act": recipe.gate, "share_states": recipe.share_states, "schedule": recipe.decays}
             options["measures"] = measure_heads(self.teacher, blocks.split(max(1, MEASURED_TOKENS // blocks.shape[1])))

@@ -69,13 +69,13 @@ class KeptLayers:
             f"--keep-attention takes layers such as 0,4,8, a share such as 25%, or auto or auto:25%, got {text!r}"
         )
 
-    def guess_of(self, layers: int) -> list[int]:
-        """Returns as many layers as will be kept; for `costliest`, these are not the final layers."""
-        return spread_layers(layers, self.share) if self.share else list(self.layers)
+    def of(self, layers: int, guess: bool = False) -> list[int]:
+        """Returns the kept ones of a number of layers, as far as they are known without the source.
 
-    def of(self, layers: int) -> list[int]:
-        """Returns the kept ones of a number of layers, as far as they are known without the source."""
-        return spread_layers(layers, self.share) if self.share and not self.costliest else list(self.layers)
+        Args:
+            guess: whether to return as many layers as will be kept, if the costliest are not known yet.
+        """
+        return spread_layers(layers, self.share) if self.share and (guess or not self.costliest) else list(self.layers)
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,9 @@ class Recipe:
     report: float = 1.0
 
     def with_block_size(self, positions: int | None, keeps_batch: bool = True) -> "Recipe":
-        """Returns the recipe with a length of sequences; the default is several windows, within the limit of the source.
+        """Returns the recipe with a length of sequences; the default is several windows, within the positions of the source.
 
-        Args:
-            positions: number of positions that the source supports; None if unknown.
-            keeps_batch: whether longer sequences keep the batch size. Otherwise they keep about the tokens of a step.
+        Unless `keeps_batch`, longer sequences keep about the tokens of a step.
         """
         if self.block_size:
             return self
@@ -134,9 +132,8 @@ class Recipe:
         rates of RADLADS (arXiv 2505.03005). With fewer tokens in a step, the rate of stage 2 falls with the square root of
         their number. Layers with a window begin near their target: with higher rates, SmolLM2-135M becomes worse.
 
-        Args:
-            divergence: of the model from its source when stage 2 begins, in nats; None if unknown. The damage of a rate
-                grows with its square, so the rate falls with the square root of the divergence.
+        The damage of a rate grows with its square, so the rate of stage 2 falls with the square root of the `divergence` of
+        the model from its source, in nats.
         """
         given = getattr(self, f"{stage}_lr")
         if given is not None:
@@ -191,11 +188,6 @@ class Recipe:
         return max(self.block_size, self.long_block_size if self.long_steps else 0)
 
     @property
-    def sink_distance(self) -> int:
-        """Returns the maximal distance of sinks: the largest in training or within the window."""
-        return max(self.longest_block, (self.window or 0) + self.sinks) - 1
-
-    @property
     def tokens(self) -> int:
         """Returns the tokens of a text that is long enough: no stage repeats a block, and enough is held out."""
         training = max((steps * self.block_size_of(stage) for stage, steps in self.steps.items()), default=0)
@@ -225,7 +217,7 @@ class Speed:
 def measured_speed(recipe: Recipe) -> Speed:
     """Measures the speed of this machine with this source on a block of random tokens, in some seconds."""
     teacher = load_model(recipe.source)[0].requires_grad_(False)
-    kept = recipe.kept.guess_of(teacher.config.num_hidden_layers)
+    kept = recipe.kept.of(teacher.config.num_hidden_layers, guess=True)
     student = transfer(teacher, kept, window=recipe.window, sinks=recipe.sinks).float().train()
     ids = torch.randint(teacher.config.vocab_size, (1, min(recipe.block_size, MEASURED_BLOCK)), device=teacher.device)
     with torch.no_grad():
@@ -253,8 +245,7 @@ def _tokens_per_second(read: Callable[[Tensor], Any], ids: Tensor) -> float:
 def planned(recipe: Recipe, speed: Speed, layers: int, minutes: float) -> Recipe:
     """Returns the recipe with the steps and the report that fit into the minutes, and at most its own steps.
 
-    The plan includes the time to measure the cost of each layer, if costs decide which layers stay. If there would be too
-    few steps, each step has fewer sequences. Raises InputError if no step fits.
+    If there would be too few steps, each step has fewer sequences. Raises InputError if no step fits.
     """
     seconds = 60 * minutes
     costs = layers * COSTS / speed.choosing if recipe.kept.costliest else 0.0
@@ -274,12 +265,3 @@ def planned(recipe: Recipe, speed: Speed, layers: int, minutes: float) -> Recipe
         )
     share = REPORT * seconds * speed.reading / (2 * Extent().read(recipe.block_size))
     return replace(recipe, batch_size=batch, report=round(min(1.0, share), 3), **steps)
-
-
-def sentence(recipe: Recipe, speed: Speed, minutes: float) -> str:
-    """Returns a sentence about the plan for the user."""
-    steps = " + ".join(f"{count:,}" for count in recipe.steps.values())
-    return (
-        f"{minutes:g} minutes: {speed.aligning:,.0f} tokens/s in stage 1 and {speed.distilling:,.0f} in stage 2 make "
-        f"{steps} steps of {recipe.batch_size} x {recipe.block_size} tokens; {recipe.report:.0%} of the full report"
-    )

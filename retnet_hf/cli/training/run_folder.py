@@ -74,29 +74,26 @@ class TrainingFolder:
             restore(self.output)
             for folder in self.own:
                 require_apart(folder, (Path(source) for source in sources if source is not None))
-            self._refuse(resume, overwrite, resumable)
+            if resume and overwrite:
+                raise InputError("--resume and --overwrite exclude each other")
+            if self.partial.exists() and any(self.partial.iterdir()) and not (self.partial / RECORD).exists():
+                raise InputError(f"{self.partial} is needed for the unfinished model, but contains something else")
+            if resume:
+                if not self.occupied and not self.partial.exists():
+                    raise InputError(f"there is nothing to resume in {self.output}")
+                if (self.latest / RECORD).exists():
+                    self.read_record(self.latest)
+            else:
+                can_resume = False
+                with suppress(InputError):
+                    can_resume = resumable and bool(self.read_record(self.latest))
+                claim(self.output, overwrite, other="--resume continues the run in it, " if can_resume else "")
+                if self.partial.exists() and not overwrite:
+                    other = "--resume continues it, " if can_resume else ""
+                    raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
             for folder in self.own if resume or overwrite else ():
                 require_replaceable(folder)
             yield
-
-    def _refuse(self, resume: bool, overwrite: bool, resumable: bool) -> None:
-        if resume and overwrite:
-            raise InputError("--resume and --overwrite exclude each other")
-        if self.partial.exists() and any(self.partial.iterdir()) and not (self.partial / RECORD).exists():
-            raise InputError(f"{self.partial} is needed for the unfinished model, but contains something else")
-        if resume:
-            if not self.occupied and not self.partial.exists():
-                raise InputError(f"there is nothing to resume in {self.output}")
-            if (self.latest / RECORD).exists():
-                self.read_record(self.latest)
-            return
-        can_resume = False
-        with suppress(InputError):
-            can_resume = resumable and bool(self.read_record(self.latest))
-        claim(self.output, overwrite, other="--resume continues the run in it, " if can_resume else "")
-        if self.partial.exists() and not overwrite:
-            other = "--resume continues it, " if can_resume else ""
-            raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
 
     def to_resume(self) -> tuple[Path | None, dict[str, Any]]:
         """Returns the last complete checkpoint, None if the run ended before the first, and the record of the run.
