@@ -1,6 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""The command from its arguments to its exit code. Every user error is one line on stderr.
+"""The typer application `retnet-hf`, from its arguments to its exit code. Every user error is one line on stderr.
 
+Each command imports libraries only when it runs, so that help, version and errors about arguments are fast.
 The exit code is 2 for invalid input, 130 for Ctrl-C, and 1 if the machine fails or the reader of stdout has ended.
 """
 
@@ -10,19 +11,54 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from retnet_hf.conversion.errors import CheckpointError, first_line, printable
 from retnet_hf.export import ExportError
 
 from . import ranks
-from .app import Abort, UsageError, app
+from .commands.chat import chat
+from .commands.convert import convert, inspect
+from .commands.demo import demo
+from .commands.export import export
+from .commands.generate import generate
+from .commands.linearize import linearize
+from .commands.serve import serve
+from .commands.train import train
 from .errors import InputError, Interrupted, is_full, missing_package
 from .interrupts import INTERRUPTED
 
 
 MOST_SAID = 2000  # characters of an error message, which may quote a file
 FIRST_SPEAKS = 3.0  # seconds in which the launcher ends all other processes if the first one has failed
+
+# Newer versions of typer contain their own copy of click, with other exception classes than the package click.
+UsageError, Abort = typer.BadParameter.__base__, typer.Abort
+
+app = typer.Typer(
+    name="retnet-hf",
+    help="Retentive networks: they train like transformers and generate like RNNs.\n\n"
+    "Start with [bold]retnet-hf demo[/bold], which does both within minutes.",
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        from importlib import metadata
+
+        print(metadata.version("retnet-hf"))
+        raise typer.Exit
+
+
+for command in (train, generate, chat, demo, linearize, convert, export, inspect):
+    app.command()(command)
+app.command(context_settings={"allow_extra_args": True})(serve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return complain(f"no space is left on the disk: {first_line(error)}", 1)
         if isinstance(error, MemoryError) or re.search("can't allocate memory|out of memory", str(error)):
             return complain("out of memory", 1)
-        if not (isinstance(error, RuntimeError) and ranks.is_lost_connection(error)):
+        lost = re.search(r"Connection (closed|reset|refused)|Broken pipe|gloo", str(error))
+        if ranks.RANKS == 1 or not isinstance(error, RuntimeError) or lost is None:
             raise
         return complain("another process has ended", 1)
 

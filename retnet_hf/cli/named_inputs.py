@@ -23,12 +23,9 @@ def require_name(source: str) -> None:
 def looks_like_path(name: str) -> bool:
     """Returns whether a name that does not exist can only mean a file or folder, not a repository of the Hub."""
     path = Path(name)
-    is_repository = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and not name.endswith("/")
-    return (
-        not is_repository
-        or path.suffix.lower() in (*TEXT_SUFFIXES, ".json", ".text")
-        or (len(path.parts) > 1 and path.parent.exists())
-    )
+    if name.count("/") > 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
+        return True
+    return path.suffix.lower() in (*TEXT_SUFFIXES, ".json", ".text") or (len(path.parts) > 1 and path.parent.exists())
 
 
 def model_source(name: str) -> str:

@@ -1,12 +1,17 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Arguments and options that several commands share, and the panels of their help."""
+"""What commands share: arguments, options, the panels of their help, and the slow imports of libraries."""
 
 import functools
-from collections.abc import Callable
+import gc
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.console import Console
 
 
 T = TypeVar("T")
@@ -59,3 +64,28 @@ def chosen(kind: Callable[..., T], context: typer.Context, **further: Any) -> T:
 def given(context: typer.Context, *names: str) -> bool:
     """Returns whether the user has passed any of these options, named by their arguments."""
     return any(context.get_parameter_source(name).name != "DEFAULT" for name in names)
+
+
+@contextmanager
+def loading(console: Console, threads: int | None = None) -> Iterator[None]:
+    """Shows a spinner during the imports of a command, and disables warnings that users cannot act on.
+
+    Args:
+        threads: number of CPU threads; None leaves PyTorch's choice.
+    """
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    gc.disable()  # collection during imports and at exit would take 1.6 s of the 3.9 s of a short command
+    with console.status("loading torch and transformers"):
+        import torch
+        import transformers
+
+        from .. import library  # noqa: F401
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        if threads is not None:
+            torch.set_num_threads(threads)
+        yield
+    gc.freeze()
+    gc.enable()

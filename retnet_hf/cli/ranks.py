@@ -2,7 +2,6 @@
 """Processes that train together, started by `torchrun` or `accelerate launch`. Only the first prints and writes."""
 
 import os
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
@@ -16,7 +15,6 @@ RANK = int(os.environ.get("RANK") or 0) if TOGETHER else 0
 RANKS = int(os.environ.get("WORLD_SIZE") or 1) if TOGETHER else 1
 FIRST = RANK == 0
 
-COMMANDS = ("train", "linearize")  # support several processes
 LONGEST_WAIT = timedelta(days=7)  # for the first process while it reads, measures or writes for all
 
 T = TypeVar("T")
@@ -28,13 +26,8 @@ class FailedElsewhere(Exception):
 
 def require_shared(command: str) -> None:
     """Raises InputError if several processes run a command that supports only one."""
-    if RANKS > 1 and command not in COMMANDS and not command.startswith("-"):
-        raise InputError(f"retnet-hf {command} cannot run in {RANKS} processes; only {' and '.join(COMMANDS)} can")
-
-
-def is_lost_connection(error: Exception) -> bool:
-    """Returns whether an error says that another process has ended."""
-    return RANKS > 1 and re.search(r"Connection (closed|reset|refused)|Broken pipe|gloo", str(error)) is not None
+    if RANKS > 1 and command not in ("train", "linearize") and not command.startswith("-"):
+        raise InputError(f"retnet-hf {command} cannot run in {RANKS} processes; only train and linearize can")
 
 
 def share_of(batch_size: int) -> int:
@@ -66,7 +59,7 @@ def require_examples(training: int, evaluation: int, batch_size: int) -> None:
             f"several processes need a full batch, but there are only {training} training examples: try a --batch-size of "
             "at most that number"
         )
-    if RANKS > 1 and evaluation < RANKS:
+    if evaluation < RANKS > 1:
         raise InputError(
             f"{RANKS} processes need as many held-out examples, but there are only {evaluation}: try more data, a larger "
             "--eval-fraction or fewer processes"

@@ -13,19 +13,109 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import nn
+from huggingface_hub import constants
+from torch import Tensor, nn
 from transformers.utils import logging
 
 from retnet_hf.hybrid.modeling_hybrid import RetNetHybridDecoderLayer, RetNetHybridRetention
+from retnet_hf.modules.layers import has_hooks
+from retnet_hf.ops.plan import Plan
+from retnet_hf.ops.retention_forms import needs_autograd
 from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel, RetNetRetention
+from retnet_hf.state.retention_state import RetNetState
 
-from .compiled_layer import CompiledLayer, CompiledLinear
-from .programs import default_folder, layer_programs, product_programs, projections, shallow_copy
-from .prompts import prompt_programs
+from .programs import (
+    LayerProgram,
+    ModuleSnapshot,
+    ProductProgram,
+    layer_programs,
+    product_programs,
+    projections,
+    shallow_copy,
+    warn_of_change,
+)
+from .prompts import PromptPrograms, prompt_programs
 
 
 logger = logging.get_logger(__name__)
 Model = TypeVar("Model", bound=RetNetPreTrainedModel)
+
+
+class CompiledLayer(RetNetDecoderLayer):
+    """A layer of a fast copy, with the modules and parameters of the original layer.
+
+    It is a class, since a `forward` in the layer's `__dict__` would look like a hook.
+
+    Attributes:
+        programs: programs of steps by number of sequences; empty after the weights have changed.
+        prompts: programs of prompts; None if there are none, or after the weights have changed.
+    """
+
+    programs: dict[int, LayerProgram]
+    prompts: PromptPrograms | None
+    original_class = RetNetDecoderLayer
+    added = ("programs", "prompts")
+
+    def forward(self, hidden_states, plan, state=None, **kwargs):
+        if not self.training and not needs_autograd():
+            compute = self.step if hidden_states.shape[1] == 1 else self.prompt
+            output = compute(hidden_states, plan, state)
+            if output is not None:
+                return output
+        return super().forward(hidden_states, plan, state, **kwargs)
+
+    def step(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
+        """Returns a program's output for one token of each sequence, or None if the layer has to compute it."""
+        batch = hidden_states.shape[0]
+        if state is None:
+            return None
+        if batch not in self.programs and any(self.programs.values()):
+            logger.warning_once(
+                f"retnet_hf.cpu.compile made no program for steps of {batch} sequences: add this number to batch_sizes."
+            )
+        program, past = self.programs.get(batch), state.layers[self.retention.layer_idx]
+        decay = None if program is None else program.decay(hidden_states, plan, past)
+        if decay is None or not self.may_use(program.snapshot):
+            return None
+        return program(hidden_states, plan, past, decay)
+
+    def prompt(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
+        """Returns the programs' output for several tokens of each sequence, or None if the layer has to compute it."""
+        programs = self.prompts
+        if programs is None or not programs.computes(hidden_states, plan) or not self.may_use(programs.snapshot):
+            return None
+        return programs(hidden_states, plan, state, self.retention.layer_idx)
+
+    def may_use(self, snapshot: ModuleSnapshot) -> bool:
+        """Returns whether the layer is unchanged and without hooks. A changed layer drops its programs, with a warning."""
+        if has_hooks(snapshot.within):
+            return False
+        if not snapshot.is_unchanged():
+            self.programs, self.prompts = {}, None
+            warn_of_change()
+            return False
+        return True
+
+
+class CompiledLinear(nn.Linear):
+    """A linear layer of a fast copy, with the parameters of the original layer.
+
+    Attributes:
+        program: the program of its product; None after the weight has changed.
+    """
+
+    program: ProductProgram | None
+    original_class = nn.Linear
+    added = ("program",)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        program = self.program
+        if program is not None and program.computes(hidden_states):
+            if program.snapshot.is_unchanged():
+                return program(hidden_states)
+            self.program = None
+            warn_of_change()
+        return super().forward(hidden_states)
 
 
 def compile(
@@ -92,7 +182,7 @@ def compile(
     if prompts and not programs:
         raise ValueError("prompts=True needs programs=True: prompts are read by programs.")
     fast = original(model)
-    path = (default_folder() if folder is None else Path(folder)) if programs else None
+    path = Path(folder or Path(constants.HF_HOME) / "retnet_hf" / "decoding") if programs else None
     served = set() if path is None else install_steps(fast, path, sizes, prompts)
     layers = [layer for _, layer in projections(fast) if layer not in served]
     for layer, program in zip(layers, product_programs(layers, path)):
@@ -103,8 +193,13 @@ def compile(
 
 def install_steps(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], prompts: bool) -> set[nn.Module]:
     """Adds programs of steps, and optionally of prompts, to layers of retention. Returns all modules in these layers."""
-    candidates = [layer for layer in fast.modules() if has_step(layer)]
-    layers = [layer for layer in candidates if is_served(layer)]
+    kinds, mixers = (RetNetDecoderLayer, RetNetHybridDecoderLayer), (RetNetRetention, RetNetHybridRetention)
+    candidates = [layer for layer in fast.modules() if type(layer) in kinds and type(layer.mixer) in mixers]
+    layers = [
+        layer
+        for layer in candidates
+        if type(layer.mlp) is RetNetMLP and getattr(layer.retention, "learned_rotation", None) is None
+    ]
     if left := len(candidates) - len(layers):
         logger.warning(
             f"retnet_hf.cpu.compile compiles only the products of {left} of {len(candidates)} layers of retention, since "
@@ -121,17 +216,6 @@ def install_steps(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], pro
         layer.__class__, layer.programs, layer.prompts = CompiledLayer, steps, of_prompt
         served |= set(layer.modules())
     return served
-
-
-def has_step(layer: nn.Module) -> bool:
-    """Returns whether a module is a layer of retention."""
-    known = type(layer) in (RetNetDecoderLayer, RetNetHybridDecoderLayer)
-    return known and type(layer.mixer) in (RetNetRetention, RetNetHybridRetention)
-
-
-def is_served(layer: nn.Module) -> bool:
-    """Returns whether programs support the feed-forward network and the rotation of a layer of retention."""
-    return type(layer.mlp) is RetNetMLP and getattr(layer.retention, "learned_rotation", None) is None
 
 
 def original(fast: Model) -> Model:

@@ -152,48 +152,31 @@ def is_int4(weight: Tensor) -> bool:
     return fits and weight.target_dtype == torch.int4 and weight.activation_quantization is None
 
 
-def int4_product(layer: nn.Linear) -> Product:
-    """Returns the product with int4 weights, which are packed into new memory."""
+@torch.no_grad()
+def product_of(layer: nn.Module, summed: bool = False, sequences: int = 1) -> Product | None:
+    """Returns a product that replaces a linear layer, or None if the layer is adapted, sharded, hooked or not on a CPU.
+
+    In half precision, a trial finds PyTorch's fastest kernel for each shape. Weights in int4 are packed into new memory.
+
+    Args:
+        summed: whether unquantised weights are multiplied by `sums`, for use in a program.
+        sequences: number of sequences that have one token each in the product. With several, unquantised weights are
+            multiplied as in the linear layer.
+    """
+    if type(layer) is not nn.Linear or layer.weight.device.type != "cpu" or has_hooks(layer.modules()):
+        return None
     weight = layer.weight
+    if type(weight) is nn.Parameter and weight.is_floating_point():
+        if summed and sequences == 1:
+            return Product(layer, sums, weight)
+        narrow = sequences == 1 and weight.dtype in HALF_TYPES and weight.is_contiguous()
+        faster = narrow and is_faster_as_vector(*weight.shape, weight.dtype, torch.get_num_threads())
+        return Product(layer, vector if faster else linear, weight)
+    if is_int8(weight):
+        return Product(layer, int8, weight.qdata, weight.scale[:, 0].to(weight.dtype))
+    if not is_int4(weight):
+        return None
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.qdata.to(torch.int32) + 8, 2)  # from -8 to 7
     scale = weight.scale.T  # (in / group, out)
     offset = -weight.zero_point.T.to(scale.dtype) * scale  # the kernel adds it to (integer - 8) · scale
     return Product(layer, int4, packed, torch.stack([scale, offset], dim=-1).contiguous())
-
-
-def dense_product(layer: nn.Linear, summed: bool, sequences: int = 1) -> Product:
-    """Returns a product by `sums`, or by PyTorch's faster kernel, which in half precision a trial finds for each shape.
-
-    Tokens of several sequences are multiplied as in the linear layer.
-    """
-    weight = layer.weight
-    if sequences > 1:
-        return Product(layer, linear, weight)
-    if summed:
-        return Product(layer, sums, weight)
-    narrow = weight.dtype in HALF_TYPES and weight.is_contiguous()
-    faster = narrow and is_faster_as_vector(*weight.shape, weight.dtype, torch.get_num_threads())
-    return Product(layer, vector if faster else linear, weight)
-
-
-@torch.no_grad()
-def product_of(layer: nn.Module, summed: bool = False, sequences: int = 1) -> Product | None:
-    """Returns a product that replaces a linear layer, or None if there is none.
-
-    Args:
-        summed: whether unquantised weights are multiplied by `sums`, for use in a program.
-        sequences: number of sequences that have one token each in the product.
-    """
-    if not is_linear(layer):
-        return None
-    weight = layer.weight
-    if type(weight) is nn.Parameter and weight.is_floating_point():
-        return dense_product(layer, summed, sequences)
-    if is_int8(weight):
-        return Product(layer, int8, weight.qdata, weight.scale[:, 0].to(weight.dtype))
-    return int4_product(layer) if is_int4(weight) else None
-
-
-def is_linear(layer: nn.Module) -> bool:
-    """Returns whether a module is a linear layer on a CPU, quantised or not, and neither adapted, sharded nor hooked."""
-    return type(layer) is nn.Linear and layer.weight.device.type == "cpu" and not has_hooks(layer.modules())

@@ -30,7 +30,6 @@ from types import SimpleNamespace
 
 import torch
 import transformers
-from huggingface_hub import constants
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
@@ -44,7 +43,6 @@ from retnet_hf.ops.retention_forms import StepDecay, recurrent_step_
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetMLP, RetNetTokenMixer
 from retnet_hf.state.retention_state import RetNetStateLayer
 
-from .changed_modules import ModuleSnapshot
 from .products import Product, is_clearly_faster, linear, product_of, sums
 
 
@@ -55,9 +53,30 @@ SOURCES = tuple(ROOT / name for name in ("ops", "state", "modules", "retnet", "h
 Run = Callable[[list[Tensor]], list[Tensor]]  # a program, as a function of a flat list of its inputs
 
 
-def default_folder() -> Path:
-    """Returns the default folder of programs, in the cache of huggingface_hub."""
-    return Path(constants.HF_HOME) / "retnet_hf" / "decoding"
+def warn_of_change() -> None:
+    """Warns, once in a process, that weights of a fast copy have changed."""
+    logger.warning_once(
+        "weights of the fast copy were changed, moved or replaced. From now on, their layers compute without programs. "
+        "Call retnet_hf.cpu.compile again."
+    )
+
+
+class ModuleSnapshot:
+    """Records the submodules and weights of a module, to detect changes. `within`: the module and all its submodules."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.within = list(module.modules())
+        self.owners = [owners for each in self.within for owners in (each._modules, each._parameters)]
+        self.held = [thing for owners in self.owners for thing in owners.values()]  # so that their ids are not reused
+        self.marks = self._marks()
+
+    def _marks(self) -> list[int | tuple]:
+        things = (thing for owners in self.owners for thing in owners.values())
+        return [(each.data_ptr(), each.stride()) if type(each) is nn.Parameter else id(each) for each in things]
+
+    def is_unchanged(self) -> bool:
+        """Returns whether all submodules are the same objects, and all weights are in the same memory."""
+        return self._marks() == self.marks
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
@@ -168,7 +187,7 @@ class LayerProgram:
     def __init__(self, run: Run, layer: nn.Module, inputs: tuple) -> None:
         hidden_states, state, _, self.rotations, self.operands = inputs
         self.run, self.dtype, self.state_shape = run, hidden_states.dtype, state.shape
-        self.layer_idx, self.snapshot = layer.retention.layer_idx, ModuleSnapshot([layer])
+        self.layer_idx, self.snapshot = layer.retention.layer_idx, ModuleSnapshot(layer)
 
     def decay(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> Tensor | None:
         """Returns the decay (1, M, 1, 1) of a step that the program can compute, or None if it cannot.
@@ -214,7 +233,7 @@ class ProductProgram:
     def __init__(self, layer: nn.Linear, product: Product, run: Run | None = None) -> None:
         self.run = run or (lambda inputs: [product(inputs[0])])
         self.operands = [parameter.detach() for parameter in product.parameters()]
-        self.dtype, self.snapshot = layer.weight.dtype, ModuleSnapshot([layer])
+        self.dtype, self.snapshot = layer.weight.dtype, ModuleSnapshot(layer)
 
     def computes(self, hidden_states: Tensor) -> bool:
         """Returns whether the program computes the same as the layer for this call."""
@@ -291,17 +310,14 @@ def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
                 raise RuntimeError(
                     f"retnet_hf.cpu.compile could not compile a program. This needs a C++ compiler: {error}"
                 ) from error
-        kept = made[0] if len(made) == 1 or is_faster_program(*made, inputs) else made[1]
+        kept = made[-1]
+        if len(made) == 2:
+            flat, (first, second) = [tree_leaves(each) for each in inputs], map(load, made)
+            with torch.no_grad():
+                if is_clearly_faster(lambda: [first(each) for each in flat], lambda: [second(each) for each in flat]):
+                    kept = made[0]
         kept.chmod(0o600)
         os.replace(kept, path)
-
-
-@torch.no_grad()
-def is_faster_program(one: Path, other: Path, inputs: list[tuple]) -> bool:
-    """Returns whether one program is clearly faster than the other on all inputs together."""
-    flat = [tree_leaves(each) for each in inputs]
-    first, second = load(one), load(other)
-    return is_clearly_faster(lambda: [first(each) for each in flat], lambda: [second(each) for each in flat])
 
 
 def load(path: Path) -> Run:
@@ -327,39 +343,32 @@ def require_private(path: Path) -> None:
             )
 
 
-def kept_or_made(path: Path, step_of: Callable[[bool], TracedStep], inputs: list[tuple]) -> Run:
-    """Returns the program in a file. If it cannot be loaded, it is compiled first.
-
-    Args:
-        step_of: makes the module to compile, with products by `sums` or, for False, by PyTorch's kernels.
-        inputs: as in `make`.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    require_private(path.parent)
-    require_private(path)
-    if path.is_file():
-        try:
-            return load(path)
-        except Exception as error:  # PyTorch may raise any error
-            logger.warning(f"{path} cannot be loaded as a program, and is compiled again: {error}")
-    step = step_of(True)
-    make(path, [step, step_of(False)] if has_sums(step) else [step], inputs)
-    return load(path)
-
-
 def programs_of(asked: list[tuple[Path, Callable[[bool], TracedStep], tuple]]) -> list[Run]:
-    """Returns the program of each file. A file that occurs several times is loaded or compiled once.
+    """Returns the program in each file. A file that cannot be loaded is compiled first.
 
     Args:
-        asked: files with `step_of` of `kept_or_made` and one set of inputs.
+        asked: files, each with a function that makes the module to compile, with products by `sums` or, for False, by
+            PyTorch's kernels, and with one set of inputs. A file that occurs several times is loaded or compiled once.
     """
     inputs: dict[Path, list[tuple]] = {}
     for path, _, own in asked:
         inputs.setdefault(path, []).append(own)
     runs: dict[Path, Run] = {}
     for path, step_of, _ in asked:
-        if path not in runs:
-            runs[path] = kept_or_made(path, step_of, inputs[path])
+        if path in runs:
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        require_private(path.parent)
+        require_private(path)
+        if path.is_file():
+            try:
+                runs[path] = load(path)
+                continue
+            except Exception as error:  # PyTorch may raise any error
+                logger.warning(f"{path} cannot be loaded as a program, and is compiled again: {error}")
+        step = step_of(True)
+        make(path, [step, step_of(False)] if has_sums(step) else [step], inputs[path])
+        runs[path] = load(path)
     return [runs[path] for path, *_ in asked]
 
 

@@ -25,8 +25,7 @@ from retnet_hf.ops.gradients import rotate
 from retnet_hf.ops.plan import Plan, Rotation
 from retnet_hf.state.retention_state import RetNetState
 
-from .changed_modules import ModuleSnapshot
-from .programs import Run, TracedStep, program_path, programs_of, shallow_copy, traced_rotation, turns
+from .programs import ModuleSnapshot, Run, TracedStep, program_path, programs_of, shallow_copy, traced_rotation, turns
 
 
 EXAMPLE = 512  # tokens with which a program is traced; the compiler uses the size to choose which loops are threaded
@@ -108,7 +107,7 @@ class PromptPrograms:
         self.before, self.after = before, after
         self.rotates = turns(layer.retention.config)
         self.operands = [parameter.detach() for parameter in layer.parameters()]
-        self.dtype, self.snapshot = layer.retention.q_proj.weight.dtype, ModuleSnapshot([layer])
+        self.dtype, self.snapshot = layer.retention.q_proj.weight.dtype, ModuleSnapshot(layer)
 
     def computes(self, hidden_states: Tensor, plan: Plan) -> bool:
         """Returns whether the programs compute the same as the layer for this call."""
@@ -124,7 +123,8 @@ class PromptPrograms:
         tokens = hidden_states.reshape(1, -1, hidden_states.shape[-1]).contiguous()  # (1, N, D)
         tables = [*plan.rotate.query_angles, *plan.rotate.key_angles] if self.rotates else []
         tables = [in_one_row(table.float().expand(batch, -1, -1, -1)) for table in tables]
-        query, key, value = (in_rows(heads, batch) for heads in self.before([tokens, *tables, *self.operands]))
+        operands = self.before([tokens, *tables, *self.operands])  # (1, N, H, K), in the operator (B, H, T, K)
+        query, key, value = (heads[0].unflatten(0, (batch, -1)).transpose(1, 2) for heads in operands)
         output, _ = plan.retain(layer_idx, query, key, value, past)
         [result] = self.after([tokens, in_one_row(output.float()), *self.operands])
         return result.view(hidden_states.shape)
@@ -136,11 +136,6 @@ class PromptPrograms:
 def in_one_row(tensor: Tensor) -> Tensor:
     """Returns (B, H, T, V) as (1, N, H, V), contiguous."""
     return tensor.transpose(1, 2).flatten(0, 1)[None].contiguous()
-
-
-def in_rows(tensor: Tensor, batch: int) -> Tensor:
-    """Returns (1, N, H, K) as (B, H, T, K)."""
-    return tensor[0].unflatten(0, (batch, -1)).transpose(1, 2)
 
 
 def prompt_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: Path) -> list[PromptPrograms | None]:

@@ -10,8 +10,6 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from .errors import ExportError
-
 
 # ONNX Runtime's official packages send usage data to Microsoft unless this is set before they are imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -23,12 +21,11 @@ if TYPE_CHECKING:
 
 
 __all__ = ["ExportError", "ExportedFile", "export_mlx", "export_onnx", "export_web"]
-_MODULES = {
-    "ExportedFile": "onnx_folder",
-    "export_mlx": "mlx_folder",
-    "export_onnx": "onnx_folder",
-    "export_web": "web_folder",
-}
+_MODULES = dict(zip(__all__[1:], ("onnx_folder", "mlx_folder", "onnx_folder", "web_folder"), strict=True))
+
+
+class ExportError(ValueError):
+    """Raised for a model that cannot be exported. The message is a sentence."""
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,8 @@ A row of the batch is one document without padding. The positions of its tokens 
 
 import copy
 import sys
-from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from types import SimpleNamespace
 from typing import NamedTuple, TypeVar
 
@@ -26,7 +26,7 @@ from retnet_hf.hybrid.attention_columns import AttentionSpan
 from retnet_hf.hybrid.attention_sinks import SinkRotation, key_halves, split_keys
 from retnet_hf.hybrid.softmax_attention import AttentionOfState
 from retnet_hf.ops.layout import Layout
-from retnet_hf.ops.plan import Plan, Rotation
+from retnet_hf.ops.plan import Plan
 from retnet_hf.retnet.modeling_retnet import RetNetModel
 
 from .digit_rotation import DigitRotation
@@ -50,8 +50,8 @@ def state_tensors(model: RetNetForCausalLM) -> list[StateTensor]:
         if kind == "linear_attention":
             tensors.append(StateTensor(f"{index}.recurrent_state", config.state_shape(index)))
         else:
-            tensors.append(StateTensor(f"{index}.key", (groups, None, head_dim)))
-            tensors.append(StateTensor(f"{index}.value", (groups, None, value_head_dim)))
+            sizes = {"key": head_dim, "value": value_head_dim}
+            tensors += [StateTensor(f"{index}.{name}", (groups, None, size)) for name, size in sizes.items()]
     return tensors
 
 
@@ -104,9 +104,8 @@ class ExportedAttention:
 
 def in_float32(model: Model) -> Model:
     """Returns a float32 copy on the CPU in evaluation mode. Weights are shared if all are in float32 on the CPU."""
-    weights = list(model.parameters())
-    as_wanted = all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in weights)
-    shared = {id(weight): weight for weight in weights} if as_wanted else {}  # a conversion would change them
+    as_wanted = all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in model.parameters())
+    shared = {id(weight): weight for weight in model.parameters()} if as_wanted else {}  # a conversion would change them
     copied = copy.deepcopy(model, shared).to("cpu", torch.float32).eval()
     if getattr(copied.config, "num_experts", None) is not None:
         copied.set_experts_implementation("batched_mm")  # ONNX has its operators
@@ -143,45 +142,30 @@ class CausalGraph(nn.Module):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         inner = self.model.model
-        config = inner.config
+        config, given, pasts = inner.config, iter(state), []
         hidden_states = inner.embed_tokens(input_ids) * config.embedding_multiplier
         hidden_states = hidden_states if inner.embed_norm is None else inner.embed_norm(hidden_states)
-        pasts = self._pasts(state, position_ids)
-        plans = self._plans(position_ids)
-        hidden_states = inner.read(hidden_states, plans, SimpleNamespace(layers=pasts))
-        return self.model.lm_head(self.model.input_of_head(hidden_states)), *self._state(pasts)
-
-    def _plans(self, position: Tensor) -> list[Plan | AttentionOfState]:
-        inner = self.model.model
-        layout, decays = Layout(position, position + 1), inner.decay.of_layers(torch.float32, position.device)
-        plan = Plan(layout, partial(inner.rotation, torch.float32), decays, "parallel", inner.chunk_size)
-        kinds = inner.config.layer_types
-        others = {kind: AttentionOfState(self._rotation(plan, kind)) for kind in set(kinds) - {"linear_attention"}}
-        return [others.get(kind, plan) for kind in kinds]
-
-    def _rotation(self, plan: Plan, kind: str) -> Rotation | SinkRotation:
-        inner, distance = self.model.model, self.model.config.attention_sink_distance
-        rotate = inner.attention_rotation(plan, torch.float32)
-        if distance is None or not AttentionSpan.of(inner.config, kind).sinks or rotate.angles is None:
-            return rotate
-        nearer = plan.position.clamp(max=distance)
-        return SinkRotation(rotate, inner.attention_rotation(plan, torch.float32, nearer))
-
-    def _pasts(self, state: Sequence[Tensor], position: Tensor) -> list[ExportedRetention | ExportedAttention]:
-        config, pasts, given = self.model.config, [], iter(state)
         for index, kind in enumerate(config.layer_types):
             if kind == "linear_attention":
                 pasts.append(ExportedRetention(state=next(given)))
             else:
                 reach, scaling = AttentionSpan.of(config, kind), config.mixer_sizes(index)[2] ** -0.5
-                pasts.append(ExportedAttention(next(given), next(given), position, reach, scaling))
-        return pasts
+                pasts.append(ExportedAttention(next(given), next(given), position_ids, reach, scaling))
+        hidden_states = inner.read(hidden_states, self._plans(position_ids), SimpleNamespace(layers=pasts))
+        logits = self.model.lm_head(self.model.input_of_head(hidden_states))
+        kept = ([past.state] if isinstance(past, ExportedRetention) else [past.key, past.value] for past in pasts)
+        return logits, *chain.from_iterable(kept)
 
-    def _state(self, pasts: Sequence[ExportedRetention | ExportedAttention]) -> list[Tensor]:
-        state = []
-        for past in pasts:
-            if isinstance(past, ExportedRetention):
-                state.append(past.state)
-            else:
-                state += [past.key, past.value]
-        return state
+    def _plans(self, position: Tensor) -> list[Plan | AttentionOfState]:
+        inner = self.model.model
+        kinds, distance = inner.config.layer_types, getattr(inner.config, "attention_sink_distance", None)
+        layout, decays = Layout(position, position + 1), inner.decay.of_layers(torch.float32, position.device)
+        plan = Plan(layout, partial(inner.rotation, torch.float32), decays, "parallel", inner.chunk_size)
+        plans: dict[str, Plan | AttentionOfState] = {"linear_attention": plan}
+        for kind in set(kinds) - {"linear_attention"}:
+            rotate = inner.attention_rotation(plan, torch.float32)
+            if distance is not None and AttentionSpan.of(inner.config, kind).sinks and rotate.angles is not None:
+                nearer = inner.attention_rotation(plan, torch.float32, plan.position.clamp(max=distance))
+                rotate = SinkRotation(rotate, nearer)
+            plans[kind] = AttentionOfState(rotate)
+        return [plans[kind] for kind in kinds]

@@ -11,12 +11,15 @@ from transformers import PreTrainedTokenizerBase
 
 from retnet_hf import RetNetForCausalLM
 
-from .errors import ExportError
-from .export_folder import made_beside
-from .exportable import require_exportable
+from . import ExportError
+from .export_folder import made_beside, require_exportable
 
 
 MODEL_FILE = "retnet_mlx.py"
+SAME_NAME = (
+    "vocab_size", "hidden_size", "intermediate_size", "head_dim", "value_head_dim", "qkv_bias", "hidden_act",
+    "head_norm_affine", "embedding_multiplier", "residual_multiplier",
+)  # fmt: skip
 ACTIVATIONS = (None, "silu", "swish", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "sigmoid", "tanh")
 
 
@@ -68,27 +71,17 @@ def mlx_sizes(model: RetNetForCausalLM) -> dict[str, Any]:
     if unknown := sorted(str(name) for name in functions - set(ACTIVATIONS)):
         raise ExportError(f"the model file for mlx-lm has no activation {unknown[0]!r}")
     rotary = inner.rotary
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
+    return {name: getattr(config, name) for name in SAME_NAME} | {
         "heads": config.num_attention_heads,
         "groups": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "value_head_dim": config.value_head_dim,
         "layers": layers,
-        "qkv_bias": config.qkv_bias,
         "qk_norm": config.use_qk_norm,
         "gate_act": gate_act,
-        "hidden_act": config.hidden_act,
         "gated_mlp": config.use_gated_mlp,
         "head_norm": config.use_head_norm,
-        "head_norm_affine": config.head_norm_affine,
         "eps": config.rms_norm_eps,
         "pre_norm": config.norm_position == "pre",
         "embed_norm": config.use_embedding_norm,
-        "embedding_multiplier": config.embedding_multiplier,
-        "residual_multiplier": config.residual_multiplier,
         "frequencies": None if rotary is None else rotary.frequency.tolist(),
         "rotary_scaling": 1.0 if rotary is None else rotary.attention_scaling,
         "tied": config.tie_word_embeddings,

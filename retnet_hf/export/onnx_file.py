@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Writing modules as ONNX files, with the names and dynamic axes that runtimes expect."""
+"""ONNX files with the names and dynamic axes that runtimes expect: writing, quantization, and comparison with the model."""
 
 import contextlib
 import gc
@@ -8,17 +8,31 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
 import onnx_ir
+import onnxruntime
 import torch
-from torch import Tensor
+from onnx import numpy_helper
+from torch import Tensor, nn
+from torch.export import Dim
+from transformers import PreTrainedModel
 
-from .causal_graph import CausalGraph
+from retnet_hf import RetNetForCausalLM, RetNetState, ViRForImageClassification
+from retnet_hf.hybrid.attention_columns import AttentionSpan
+
+from .causal_graph import CausalGraph, in_float32
 
 
 TRACED_BATCH, TRACED_TOKENS, TRACED_PAST = 2, 21, 5
 OPSET = 21  # the first opset with 4-bit weights
-INPUTS = ("input_ids", "position_ids")
+SUFFIXES = {"float32": "", "int8": "_quantized", "int4": "_q4"}  # suffixes of file names that transformers.js expects
+BLOCK = 32  # number of 4-bit weights of a row that share a scale
+STRIDE = 32  # pixels; the product of all strides of RMT or MetaFormer
+CHECKED_BATCH = 3
+PROMPT, FIRST_PIECES, GREEDY = 300, (21, 1), 64  # tokens; from position 256 on, `DigitRotation` uses a second digit
 
 
 @contextlib.contextmanager
@@ -43,21 +57,19 @@ def write_causal(graph: CausalGraph, file: Path) -> None:
     """
     ids = torch.zeros(TRACED_BATCH, TRACED_TOKENS, dtype=torch.int64)
     position = TRACED_PAST + torch.arange(TRACED_TOKENS).expand(TRACED_BATCH, -1)
-    batch, tokens = torch.export.Dim("batch_size", min=1), torch.export.Dim("sequence_length", min=1)
+    batch, tokens = Dim("batch_size", min=1), Dim("sequence_length", min=1)
     state, axes = [], []
     for index, tensor in enumerate(graph.tensors):
         held = min(TRACED_PAST, graph.most_columns(index))
         state.append(torch.zeros(TRACED_BATCH, *(held if size is None else size for size in tensor.shape)))
         layer = tensor.name.split(".")[0]
-        open_axes = {
-            axis + 1: torch.export.Dim(f"past_{layer}", min=0) for axis, size in enumerate(tensor.shape) if size is None
-        }
+        open_axes = {axis + 1: Dim(f"past_{layer}", min=0) for axis, size in enumerate(tensor.shape) if size is None}
         axes.append({0: batch} | open_axes)
     write(
         graph,
         (ids, position, *state),
         file,
-        [*INPUTS, *(f"past_key_values.{tensor.name}" for tensor in graph.tensors)],
+        ["input_ids", "position_ids", *(f"past_key_values.{tensor.name}" for tensor in graph.tensors)],
         ["logits", *(f"present.{tensor.name}" for tensor in graph.tensors)],
         ({0: batch, 1: tokens}, {0: batch, 1: tokens}, tuple(axes)),
         [tensor.name.replace("recurrent", "conv") for tensor in graph.tensors if tensor.name.endswith("recurrent_state")],
@@ -65,7 +77,7 @@ def write_causal(graph: CausalGraph, file: Path) -> None:
 
 
 def write(
-    module: torch.nn.Module,
+    module: nn.Module,
     inputs: tuple[Tensor, ...],
     file: Path,
     input_names: list[str],
@@ -76,28 +88,200 @@ def write(
     """Writes a module with `torch.onnx.export` without its messages, and adds state tensors that are passed through."""
     try:
         with quietly(), torch.no_grad():
-            program = torch.onnx.export(
-                module,
-                inputs,
-                input_names=input_names,
-                output_names=output_names,
-                dynamic_shapes=dynamic_shapes,
-                dynamo=True,
-                verbose=False,
-                opset_version=OPSET,
-            )
-            for name in passed_through:
-                _pass_through(program.model.graph, name)
+            names = {"input_names": input_names, "output_names": output_names, "dynamic_shapes": dynamic_shapes}
+            program = torch.onnx.export(module, inputs, **names, dynamo=True, verbose=False, opset_version=OPSET)
+            graph = program.model.graph
+            for name in passed_through:  # a state tensor (batch_size, 1, 1) that is returned unchanged
+                kind = {"shape": onnx_ir.Shape(["batch_size", 1, 1]), "type": onnx_ir.TensorType(onnx_ir.DataType.FLOAT)}
+                past, present = (onnx_ir.Value(name=f"{which}.{name}", **kind) for which in ("past_key_values", "present"))
+                graph.inputs.append(past)
+                graph.append(onnx_ir.Node("", "Identity", [past], outputs=[present]))
+                graph.outputs.append(present)
             program.save(file, external_data=False)
     finally:
         gc.collect()  # exported programs have reference cycles, which keep the weights in memory
 
 
-def _pass_through(graph: onnx_ir.Graph, name: str) -> None:
-    """Adds a state tensor (batch_size, 1, 1) that is returned unchanged."""
-    kind = {"shape": onnx_ir.Shape(["batch_size", 1, 1]), "type": onnx_ir.TensorType(onnx_ir.DataType.FLOAT)}
-    past = onnx_ir.Value(name=f"past_key_values.{name}", **kind)
-    present = onnx_ir.Value(name=f"present.{name}", **kind)
-    graph.inputs.append(past)
-    graph.append(onnx_ir.Node("", "Identity", [past], outputs=[present]))
-    graph.outputs.append(present)
+class ImageGraph(nn.Module):
+    """`model` as a function: pixel_values (B, C, H, W) -> logits (B, labels).
+
+    Args:
+        any_size: whether pictures may have another size than the model's.
+    """
+
+    def __init__(self, model: PreTrainedModel, any_size: bool) -> None:
+        super().__init__()
+        self.model = in_float32(model)
+        self.options = size_options(model, any_size)
+        if hasattr(model.config, "retention_form"):  # a graph has no loop over a variable number of tokens
+            self.model.config.retention_form = "parallel" if any_size else "auto"
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.model(pixel_values, **self.options).logits
+
+
+def size_options(model: PreTrainedModel, any_size: bool) -> dict[str, bool]:
+    """Returns the arguments with which `forward` reads pictures of any size."""
+    return {"interpolate_pos_encoding": True} if any_size and isinstance(model, ViRForImageClassification) else {}
+
+
+def picture_size(model: PreTrainedModel) -> tuple[int, int, int]:
+    """Returns channels, height and width of a model's pictures."""
+    size = getattr(model.config, "image_size", 224)
+    height, width = (size, size) if isinstance(size, int) else size
+    return model.config.num_channels, height, width
+
+
+def size_steps(model: PreTrainedModel) -> tuple[int, int]:
+    """Returns the sides of a patch, or `STRIDE`. Sides of pictures of any size are multiples of these."""
+    step = getattr(model.config, "patch_size", STRIDE)
+    return (step, step) if isinstance(step, int) else tuple(step)
+
+
+def write_classifier(model: PreTrainedModel, file: Path, any_size: bool = False) -> None:
+    """Writes an image classifier with the input `pixel_values`, of any batch size, and the output `logits`.
+
+    Args:
+        any_size: whether height and width are dynamic too, as multiples of `size_steps`.
+    """
+    shape, traced = {0: Dim("batch_size", min=1)}, picture_size(model)
+    if any_size:
+        sides = size_steps(model)
+        shape |= {axis + 2: side * Dim(f"rows_{axis}", min=1) for axis, side in enumerate(sides)}
+        traced = traced[0], 3 * sides[0], 2 * sides[1]  # different, and not 1, which would be exported as a fixed size
+    pixels = torch.zeros(2, *traced)
+    write(ImageGraph(model, any_size), (pixels,), file, ["pixel_values"], ["logits"], (shape,))
+
+
+@quietly()
+def quantize(source: Path, target: Path, kind: str) -> None:
+    """Writes a quantized copy of a float32 file.
+
+    Args:
+        kind: "int8" is dynamic quantization, with 8-bit weights and activations quantized at run time, for CPUs and
+            browsers. "int4" has 4-bit weights in blocks, for ONNX Runtime outside browsers. Both also quantize embeddings,
+            but not the weights of experts.
+    """
+    model = with_plain_weights(onnx.load(source))
+    if kind == "int8":
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        quantize_dynamic(
+            model, target, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gather"]
+        )
+        return
+    from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
+
+    options = DefaultWeightOnlyQuantConfig(
+        block_size=BLOCK,
+        is_symmetric=True,
+        accuracy_level=4,
+        op_types_to_quantize=("MatMul", "Gather"),
+        quant_axes=(("MatMul", 0), ("Gather", 1)),
+    )
+    quantizer = MatMulNBitsQuantizer(model, algo_config=options)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(target), use_external_data_format=False)
+
+
+def with_plain_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Returns the model with a separate weight for each product that uses a transposed weight.
+
+    The head of a model with tied embeddings uses the transposed embeddings, which quantizers would not quantize.
+    """
+    graph = model.graph
+    weights = {weight.name: weight for weight in graph.initializer}
+    for node in [node for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights]:
+        [axes] = [list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"] or [None]
+        transposed = np.ascontiguousarray(numpy_helper.to_array(weights[node.input[0]]).transpose(axes))
+        graph.initializer.append(numpy_helper.from_array(transposed, node.output[0]))
+        graph.node.remove(node)
+    used = {name for node in graph.node for name in node.input}
+    for weight in [weight for weight in graph.initializer if weight.name not in used]:
+        graph.initializer.remove(weight)
+    return model
+
+
+def session_of(file: Path, threads: int = 0) -> onnxruntime.InferenceSession:
+    """Returns a session of ONNX Runtime on the CPU, without its warnings."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
+class Runner:
+    """A language model in ONNX Runtime that reads tokens and stores the state."""
+
+    def __init__(self, file: Path, threads: int = 0) -> None:
+        self.session = session_of(file, threads)
+        self.shapes = {each.name: each.shape for each in self.session.get_inputs()}
+        self.reset()
+
+    def reset(self, batch: int = 1) -> None:
+        """Empties the state."""
+        self.position, self.state = 0, {}
+        for name, (_, *rest) in self.shapes.items():
+            if name.startswith("past_key_values."):
+                shape = [batch, *(0 if isinstance(size, str) else size for size in rest)]
+                self.state[name] = np.zeros(shape, dtype=np.float32)
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Reads ids (B, T), and returns logits (B, T, vocabulary)."""
+        position = np.broadcast_to(np.arange(self.position, self.position + ids.shape[1]), ids.shape)
+        inputs: dict[str, Any] = {"input_ids": ids.numpy(), "position_ids": position.astype(np.int64)} | self.state
+        logits, *state = self.session.run(None, {name: inputs[name] for name in self.shapes})
+        outputs = [each.name.replace("present.", "past_key_values.") for each in self.session.get_outputs()[1:]]
+        self.state, self.position = dict(zip(outputs, state)), self.position + ids.shape[1]
+        return torch.from_numpy(logits)
+
+    def greedy(self, prompt: Tensor, tokens: int) -> Iterator[int]:
+        """Yields the likeliest tokens after a prompt (1, T)."""
+        self.reset()
+        logits = self.read(prompt)
+        for _ in range(tokens):
+            token = int(logits[0, -1].argmax())
+            yield token
+            logits = self.read(torch.tensor([[token]]))
+
+
+@torch.no_grad()
+def check(model: RetNetForCausalLM, file: Path) -> tuple[float, int]:
+    """Compares a file with the model in float32, on random tokens from a fixed seed.
+
+    Returns the largest difference of a logit from the model's, divided by the largest logit, and how many of `GREEDY` tokens
+    come before the first difference from the model's tokens.
+    """
+    generator, config, length = torch.Generator().manual_seed(0), model.config, PROMPT
+    if config.is_hybrid:
+        window = max(AttentionSpan.of(config, kind).window or 0 for kind in config.layer_types)
+        far = (config.attention_sink_distance or 0) + window  # so that tokens are far from the sinks
+        length = max(PROMPT, 2 * window + config.attention_sinks, far)  # so that tokens leave every window
+    ids = torch.randint(config.vocab_size, (1, length), generator=generator)
+    runner, expected = Runner(file), model(ids, use_cache=False).logits
+    found = torch.cat([runner.read(part) for part in ids.split((*FIRST_PIECES, length - sum(FIRST_PIECES)), dim=1)], dim=1)
+    error = ((found - expected).abs().max() / expected.abs().max()).item()
+    state, token, equal = RetNetState(config), ids, 0
+    for own in runner.greedy(ids, GREEDY):
+        token = model(token, cache=state, use_cache=True).logits[:, -1:].argmax(-1)
+        if own != token.item():
+            break
+        equal += 1
+    return error, equal
+
+
+@torch.no_grad()
+def check_classifier(model: PreTrainedModel, file: Path, any_size: bool = False) -> float:
+    """Returns the largest difference of a logit from the model's, divided by the largest logit."""
+    session, generator, errors = session_of(file), torch.Generator().manual_seed(0), []
+    (_, height, width), (down, across) = picture_size(model), size_steps(model)
+    sizes = [(height, width)]
+    if any_size:  # also a column, a row and larger pictures
+        own = max(1, height // down), max(1, width // across)
+        sizes = [(rows * down, columns * across) for rows, columns in (own, (2, 1), (1, 3), (5, 4))]
+    for size in sizes:
+        pixels = torch.randn(CHECKED_BATCH, model.config.num_channels, *size, generator=generator)
+        [logits] = session.run(None, {"pixel_values": pixels.numpy()})
+        expected = model(pixels, **size_options(model, any_size)).logits
+        errors.append(((torch.from_numpy(logits) - expected).abs().max() / expected.abs().max()).item())
+    return torch.tensor(errors).max().item()  # NaN if any is NaN

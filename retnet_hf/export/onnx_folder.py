@@ -11,18 +11,13 @@ from transformers import ImageProcessingMixin, PreTrainedModel, PreTrainedTokeni
 
 from retnet_hf import RetNetForCausalLM
 
+from . import ExportError
 from .causal_graph import CausalGraph, in_float32
-from .check import GREEDY, check
-from .errors import ExportError
-from .export_folder import made_beside
-from .exportable import KINDS, require_exportable
-from .image_graph import check_classifier, write_classifier
-from .onnx_file import quietly, write_causal
-from .quantization import SUFFIXES, quantize
+from .export_folder import KINDS, made_beside, require_exportable
+from .onnx_file import GREEDY, SUFFIXES, check, check_classifier, quantize, write_causal, write_classifier
 
 
 ProcessorLike = PreTrainedTokenizerBase | ImageProcessingMixin
-REPORT = "export.json"
 CONTEXT = 2**31 - 1  # tokens; the state does not grow, and positions are exact up to here
 MOST_ERROR, MOST_QUANTISED_ERROR = 1e-4, 2.0  # relative to the largest logit; rounding changes random weights a lot
 MOST_BYTES = 1536 * 2**20  # largest size of weights in a file; torch.onnx writes larger weights to a separate file
@@ -67,6 +62,7 @@ def export_onnx(
     with made_beside(folder, overwrite) as partial:
         (partial / "onnx").mkdir()
         exported = write_files(model, partial / "onnx", kinds, any_size)
+        files: dict[str, Any] = {"export.json": [dataclasses.asdict(each) for each in exported]}
         model.config.save_pretrained(partial)
         if model.can_generate():
             model.generation_config.save_pretrained(partial)
@@ -75,8 +71,9 @@ def export_onnx(
         if model.can_generate() and not model.config.has_softmax_attention:
             config = genai_config(model, exported[0].name, getattr(processor, "eos_token_id", None))
             if config["model"]["eos_token_id"] is not None:  # genai would otherwise stop at an ordinary token
-                _write_json(partial / "genai_config.json", config)
-        _write_json(partial / REPORT, [dataclasses.asdict(each) for each in exported])
+                files["genai_config.json"] = config
+        for name, content in files.items():
+            (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return exported
 
 
@@ -96,8 +93,7 @@ def write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any_
         if kind == "float32" or kind in kinds:  # float32 is always checked, before it is quantised
             file = folder / f"model{SUFFIXES[kind]}.onnx"
             if kind != "float32":
-                with quietly():
-                    quantize(whole, file, kind)
+                quantize(whole, file, kind)
             found = check(reference, file) if is_language_model else (check_classifier(reference, file, any_size), None)
             exported.append(ExportedFile(f"{folder.name}/{file.name}", kind, file.stat().st_size, *found))
             error, equal = found
@@ -116,27 +112,21 @@ def genai_config(model: RetNetForCausalLM, file: str, eos_token_id: int | None =
         eos_token_id: the tokenizer's id, used if the model has none.
     """
     config, generation = model.config, model.generation_config
-    ids = {name: getattr(generation, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    end = ids["eos_token_id"] = eos_token_id if ids["eos_token_id"] is None else ids["eos_token_id"]
+    end = eos_token_id if generation.eos_token_id is None else generation.eos_token_id
+    ids = {name: getattr(generation, name) for name in ("bos_token_id", "pad_token_id")}
     first = end[0] if isinstance(end, list) else end
-    ids = {name: first if number is None else number for name, number in ids.items()}
+    ids = {name: first if number is None else number for name, number in ids.items()} | {"eos_token_id": end}
+    sizes = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
     decoder = {
         "session_options": {},
         "filename": file,
         "head_size": config.head_dim,
-        "hidden_size": config.hidden_size,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "num_hidden_layers": config.num_hidden_layers,
+        **{name: getattr(config, name) for name in sizes},
         "inputs": {"input_ids": "input_ids", "position_ids": "position_ids"},
         "outputs": {"logits": "logits"},
     }
-    sizes = {"vocab_size": config.vocab_size, "context_length": CONTEXT}
+    limits = {"vocab_size": config.vocab_size, "context_length": CONTEXT}
     return {
-        "model": {"type": "decoder", **ids, **sizes, "decoder": decoder},
+        "model": {"type": "decoder", **ids, **limits, "decoder": decoder},
         "search": {"max_length": 1024, "do_sample": False, "past_present_share_buffer": False},
     }
-
-
-def _write_json(file: Path, content: Any) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

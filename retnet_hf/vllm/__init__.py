@@ -4,7 +4,15 @@
 vLLM finds `register` as an entry point of the group `vllm.general_plugins`. Made for vLLM 0.32.
 """
 
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from retnet_hf import RetNetConfig
+
+
 TESTED = "0.32"  # version of vLLM
+EXPERT_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu"}  # vLLM's name for each name of transformers
 
 
 def register() -> None:
@@ -24,3 +32,26 @@ def register() -> None:
     for architecture in (RETENTION_ALONE, HYBRID):
         ModelRegistry.register_model(architecture, f"retnet_hf.vllm.modeling:{architecture}")
         MODELS_CONFIG_MAP[architecture] = ServingChecks
+
+
+def refuse_what_has_no_memory(config: "RetNetConfig") -> None:
+    """Raises ValueError for models with layers that vLLM's tables do not support."""
+    if not config.is_hybrid:
+        return
+    if "linear_attention" not in config.layer_types:
+        raise ValueError(
+            "layer_types must contain linear_attention to be served by vLLM, since its tables hold states: use "
+            "`retnet-hf serve` for this model."
+        )
+    if config.kv_lora_rank is not None:
+        raise ValueError(
+            f"kv_lora_rank must be None to be served by vLLM, got {config.kv_lora_rank}: use `retnet-hf serve` for this "
+            "model."
+        )
+    if config.num_experts is not None and config.hidden_act not in EXPERT_ACTIVATIONS:
+        raise ValueError(f"hidden_act of experts must be silu or gelu to be served by vLLM, got {config.hidden_act!r}.")
+    if config.attention_sinks:
+        raise ValueError(
+            f"attention_sinks must be 0 to be served by vLLM, got {config.attention_sinks}, since its pages drop tokens "
+            "that leave a window: use `retnet-hf serve` for this model."
+        )

@@ -9,7 +9,7 @@ from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigC
 
 from retnet_hf import RetNetConfig
 
-from .limits import refuse_what_has_no_memory
+from . import refuse_what_has_no_memory
 
 
 if TYPE_CHECKING:

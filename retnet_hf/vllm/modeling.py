@@ -25,10 +25,8 @@ from retnet_hf.hybrid.attention_columns import AttentionSpan
 from retnet_hf.hybrid.experts import Experts, MixtureOfExperts, Router
 from retnet_hf.modules.layers import ComputedBuffer
 
-from .fused_experts import FusedMixture, shards_of_experts
-from .paged_attention import PagedAttention
-from .projections import MERGED, Place, replace_projections
-from .state_slots import StateSlots, slot_shape
+from .memory import PagedAttention, StateSlots, slot_shape
+from .projections import MERGED, FusedMixture, replace_projections, shards_of_experts
 from .weights import canonical_weights
 
 
@@ -127,13 +125,12 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
                 loaded.add(whole)
             if shards:
                 continue
-            place = self.places.get(name)
-            parameter = parameters.get(name if place is None else place.name)
-            if parameter is None:
+            whole, *number = self.places.get(name, [name])
+            if whole not in parameters:
                 raise ValueError(f"a RetNet with this configuration has no weight {name}.")
-            load = getattr(parameter, "weight_loader", default_weight_loader)
-            load(parameter, weight, *([] if place is None else [place.number]))
-            loaded.add(name if place is None else place.name)
+            load = getattr(parameters[whole], "weight_loader", default_weight_loader)
+            load(parameters[whole], weight, *number)
+            loaded.add(whole)
         return loaded
 
 
@@ -147,7 +144,7 @@ class RetNetHybridForCausalLM(ServedRetNet, IsHybrid):
 
 def model_without_weights(
     config: RetNetConfig, quantization: QuantizationConfig | None, prefix: str
-) -> tuple[RetNetModel, dict[str, Place]]:
+) -> tuple[RetNetModel, dict[str, tuple[str, int]]]:
     """Returns the model with empty weights and this rank's share of vLLM's projections and embeddings.
 
     The second result maps the weights of merged projections to their places.

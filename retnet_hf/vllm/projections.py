@@ -1,9 +1,16 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""The projections of the model as vLLM's layers. Projections of the same input are one product, shared among ranks."""
+"""The projections and experts of the model as vLLM's layers, whose weights are shared among ranks.
 
-from typing import NamedTuple
+Projections of the same input are one product.
+"""
 
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
 from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -12,19 +19,15 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.quantization import QuantizationConfig
 
-from retnet_hf import RetNetConfig
+from retnet_hf import RetNetConfig, RetNetHybridConfig
+from retnet_hf.hybrid.experts import MixtureOfExperts
 from retnet_hf.retnet.modeling_retnet import RetNetMLP, RetNetModel, RetNetTokenMixer
+
+from . import EXPERT_ACTIVATIONS
 
 
 # Maps the name of a product to the layers that a module calls with the same input, in the order of its calls.
 MERGED = {"qkvg_proj": ("q_proj", "k_proj", "v_proj", "g_proj"), "gate_up_proj": ("up_proj", "gate_proj")}
-
-
-class Place(NamedTuple):
-    """Place of a model's weight: the name of a merged weight of vLLM, and the index within the merged weight."""
-
-    name: str
-    number: int
 
 
 class FirstPart(nn.Module):
@@ -58,57 +61,84 @@ class FurtherPart(nn.Module):
 
 def replace_projections(
     model: RetNetModel, config: RetNetConfig, quantization: QuantizationConfig | None, prefix: str, ranks: int
-) -> dict[str, Place]:
-    """Replaces all linear layers with vLLM's layers, and returns the places of the weights of merged layers."""
-    places = {}
+) -> dict[str, tuple[str, int]]:
+    """Replaces all linear layers with vLLM's layers, sharded among ranks as in transformers' tensor-parallel plan.
+
+    Returns the places of the weights of merged layers: the name of vLLM's weight, and the index within it.
+    """
+    places, options = {}, {"quant_config": quantization, "return_bias": False}
     for path, module in list(model.named_modules()):
-        if isinstance(module, RetNetTokenMixer | RetNetMLP):
-            merged = "qkvg_proj" if isinstance(module, RetNetTokenMixer) else "gate_up_proj"
-            names = [name for name in MERGED[merged] if getattr(module, name) is not None]
-            places |= _merge(module, merged, names, quantization, f"{prefix}.{path}", ranks)
+        if not isinstance(module, RetNetTokenMixer | RetNetMLP):
+            continue
+        merged, stem = "qkvg_proj" if isinstance(module, RetNetTokenMixer) else "gate_up_proj", f"{prefix}.{path}"
+        layers = {name: getattr(module, name) for name in MERGED[merged] if getattr(module, name) is not None}
+        begin, first = next(iter(layers.items()))
+        layers = {name: each for name, each in layers.items() if (each.bias is None) == (first.bias is None)}
+        sizes, kinds = [each.out_features for each in layers.values()], ["weight", "bias"][: 1 + (first.bias is not None)]
+        product = MergedColumnParallelLinear(
+            first.in_features, sizes, bias=first.bias is not None, prefix=f"{stem}.{merged}", **options
+        )
+        part = FirstPart(product, [size // ranks for size in sizes])
+        for number, name in enumerate(layers):
+            setattr(module, name, FurtherPart(part) if number else part)
+            places |= {f"{stem}.{name}.{kind}": (f"{stem}.{begin}.product.{kind}", number) for kind in kinds}
     styles = {name.rpartition(".")[2]: style for name, style in config.base_model_tp_plan.items()}
+    parallel = {"colwise": ColumnParallelLinear, "rowwise": RowParallelLinear}
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):
-            style = styles[path.rpartition(".")[2]]
-            model.set_submodule(path, _parallel(module, style, quantization, f"{prefix}.{path}"))
+            kind = parallel.get(styles[path.rpartition(".")[2]], ReplicatedLinear)
+            sizes = module.in_features, module.out_features
+            layer = kind(*sizes, bias=module.bias is not None, prefix=f"{prefix}.{path}", **options)
+            model.set_submodule(path, layer)
     return places
 
 
-def _merge(
-    module: nn.Module, merged: str, names: list[str], quantization: QuantizationConfig | None, prefix: str, ranks: int
-) -> dict[str, Place]:
-    """Merges layers of a module with these names that agree with the first one in having a bias or not."""
-    has_bias = getattr(module, names[0]).bias is not None
-    names = [name for name in names if (getattr(module, name).bias is not None) == has_bias]
-    layers = [getattr(module, name) for name in names]
-    sizes = [layer.out_features for layer in layers]
-    product = MergedColumnParallelLinear(
-        layers[0].in_features,
-        sizes,
-        bias=has_bias,
-        quant_config=quantization,
-        prefix=f"{prefix}.{merged}",
-        return_bias=False,
-    )
-    first = FirstPart(product, [size // ranks for size in sizes])
-    for name in names:
-        setattr(module, name, first if name == names[0] else FurtherPart(first))
-    kinds = ["weight", "bias"] if has_bias else ["weight"]
-    return {
-        f"{prefix}.{name}.{kind}": Place(f"{prefix}.{names[0]}.product.{kind}", number)
-        for number, name in enumerate(names)
-        for kind in kinds
-    }
+class FusedMixture(nn.Module):
+    """A `MixtureOfExperts` that chooses experts by its own router and computes them by vLLM."""
+
+    def __init__(
+        self, mixture: MixtureOfExperts, config: RetNetHybridConfig, quantization: QuantizationConfig | None, prefix: str
+    ) -> None:
+        super().__init__()
+        self.router, self.shared = mixture.router, mixture.shared
+        self.experts = FusedMoEFactory(
+            num_experts=config.num_experts,
+            top_k=config.num_experts_per_tok,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.moe_intermediate_size,
+            renormalize=False,
+            quant_config=quantization,
+            prefix=f"{prefix}.experts",
+            activation=EXPERT_ACTIVATIONS[config.hidden_act],
+            custom_routing_function=self._choose,
+            router_logits_dtype=torch.float32,
+        )
+
+    def _choose(self, gating_output: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        weights, experts = self.router.choose(gating_output)
+        return weights, experts.int()
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Returns the output (B, T, D) for hidden states (B, T, D)."""
+        rows = hidden_states.flatten(0, -2)
+        logits, *_ = self.router(rows)
+        output = self.experts(hidden_states=rows, router_logits=logits).view_as(hidden_states)
+        return output if self.shared is None else output + self.shared(hidden_states)
 
 
-def _parallel(linear: nn.Linear, style: str, quantization: QuantizationConfig | None, prefix: str) -> nn.Module:
-    """Returns vLLM's layer of the same size, sharded among ranks by a style of transformers' tensor-parallel plan."""
-    kind = {"colwise": ColumnParallelLinear, "rowwise": RowParallelLinear}.get(style, ReplicatedLinear)
-    return kind(
-        linear.in_features,
-        linear.out_features,
-        bias=linear.bias is not None,
-        quant_config=quantization,
-        prefix=prefix,
-        return_bias=False,
-    )
+def shards_of_experts(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor, str, int]]:
+    """Yields (name of vLLM's parameter, weight of one projection of one expert, its shard, the expert).
+
+    Args:
+        name: "….experts.gate_up_proj" or "….experts.down_proj" with the weights of all experts, (E, rows, columns), or
+            "….experts.{number}.{gate,up,down}_proj.weight". Yields nothing for any other name.
+    """
+    found = re.fullmatch(r"(.+\.mlp\.experts)\.(?:(\d+)\.)?((?:gate|up|gate_up|down)_proj)(?:\.weight)?", name)
+    if found is None:
+        return
+    stem, number, projection = found.groups()
+    for expert, own in enumerate(weight) if number is None else [(int(number), weight)]:
+        parts = own.chunk(2) if projection == "gate_up_proj" else [own]
+        shards = {"gate_up_proj": ("w1", "w3"), "gate_proj": ("w1",), "up_proj": ("w3",), "down_proj": ("w2",)}[projection]
+        for part, shard in zip(parts, shards, strict=True):
+            yield f"{stem}.routed_experts.{'w2' if shard == 'w2' else 'w13'}_weight", part, shard, expert

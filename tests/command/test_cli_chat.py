@@ -13,8 +13,7 @@ from transformers import Cache, LlamaConfig, LlamaForCausalLM
 
 from retnet_hf import RetNetState
 from retnet_hf.cli.errors import InputError
-from retnet_hf.cli.text.conversation import REWINDS, Conversation, Memory
-from retnet_hf.cli.text.generation import sampling
+from retnet_hf.cli.text.generation import REWINDS, Conversation, Memory, sampling
 
 
 TEMPLATE = (
@@ -322,14 +321,6 @@ def test_saving_replaces_nothing_but_a_saved_conversation(folder, name):
     for _ in range(2):
         talk.save(Path("state"))
     assert conversation(tokens=2).load(Path("state"))
-
-
-def test_the_state_of_several_sequences_is_no_conversation(tmp_path):
-    talk = conversation(tokens=2)
-    with torch.no_grad():
-        talk.model(torch.tensor([[3, 4], [5, 6]]), use_cache=True).past_key_values.save(tmp_path / "state")
-    with pytest.raises(InputError, match="holds the state of 2 sequences"):
-        talk.load(tmp_path / "state")
 
 
 def test_what_was_said_cannot_steer_the_terminal(folder, retnet_hf, tmp_path):

@@ -84,6 +84,8 @@ def test_a_folder_becomes_one_that_loads_generates_and_says_where_it_is_from(ret
     answer = retnet_hf("convert", "source", "made")
     assert answer.code == 0, answer.err
     assert "each used once" in answer.out
+    for part in ("model.layers.0-1.attn.q_proj.weight", "model.layers.0-1.retention.q_proj.weight", "32x32"):
+        assert part in "".join(answer.out.split())
     assert "AutoModelForCausalLM.from_pretrained('made')" in answer.out
     model = AutoModelForCausalLM.from_pretrained("made")
     for name, value in small_model().state_dict().items():
@@ -97,13 +99,6 @@ def test_a_folder_becomes_one_that_loads_generates_and_says_where_it_is_from(ret
     assert str(source.parent) not in card.text
     assert len(pipeline("text-generation", model="made")("the")[0]["generated_text"].split()) > 1
     assert sorted(path.name for path in source.parent.iterdir()) == ["made", "source"]
-
-
-def test_the_table_says_what_became_what(retnet_hf, source):
-    answer = retnet_hf("convert", "source", "made")
-    text = "".join(answer.out.split())
-    for part in ("model.layers.0-1.attn.q_proj.weight", "model.layers.0-1.retention.q_proj.weight", "32x32"):
-        assert part in text
 
 
 def test_fairseq_checkpoints_carry_their_own_configuration(retnet_hf, tmp_path, monkeypatch):
@@ -181,17 +176,19 @@ def syncdoth(folder: Path, tensors: dict, fields: dict) -> None:
     write_folder(folder, state_dict | tensors, config | fields)
 
 
-def opcodes_of_no_pickle(folder: Path) -> None:
-    pickled(folder, {})
-    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00(X\x01\x00\x00\x00aK\x01u0000bs.")
-
-
 UP = "model.layers.0.mlp.up_proj.weight"
 DEEP = '{"a":' + "[" * 100_000 + "]" * 100_000 + "}"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 136304\n"
 NO_FIT = "the configuration of .*source does not fit the format "
-NONSENSE = {"watermarking_config": 5, "compile_config": [1]}
 BROKEN = {
+    "generation": (
+        lambda f: (f / "generation_config.json").write_text('{"watermarking_config": 5, "compile_config": [1]}'),
+        "generation_config.json cannot be used",
+    ),
+    "header": (
+        lambda f: (f / "model.safetensors").write_bytes(struct.pack("<Q", 2**60) + b"{}"),
+        "cut off within its header",
+    ),
     "cut": (lambda f: cut(f / "model.safetensors", -5000), "tensor .* is incomplete: .* ends .* bytes before its end"),
     "cut header": (lambda f: cut(f / "model.safetensors", 100), "cut off within its header"),
     "cut pickle": (
@@ -232,10 +229,8 @@ BROKEN = {
         lambda f: pickled(f, {name: value.to("meta") for name, value in weights(f).items()}),
         "tensor .* in .*pytorch_model.bin is on the device meta, and has no values",
     ),
-    "opcodes of no pickle": (opcodes_of_no_pickle, "pytorch_model.bin (is damaged|holds more)"),
     "tensor in the place of weights": (lambda f: pickled(f, {"model": torch.ones(3)}), "first tensor is model"),
     "vocabulary without end": (lambda f: configured(f, vocab_size=10**12), f"{NO_FIT}fla|1000000000000, 32"),
-    "vocabulary beyond integers": (lambda f: configured(f, vocab_size=10**30), f"{NO_FIT}fla"),
     "layers without end": (
         lambda f: configured(f, num_hidden_layers=10**9),
         "config.json has a num_hidden_layers of 1000000000, but at most 65536 is allowed",
@@ -244,16 +239,6 @@ BROKEN = {
         lambda f: (f / "config.json").write_text(DEEP),
         "config.json cannot be read as JSON: (RecursionError|maximum recursion)",
     ),
-    "deep index": (
-        lambda f: index_of(f, DEEP),
-        "index.json cannot be read as JSON: (RecursionError|maximum recursion)",
-    ),
-    "text for a number": (lambda f: configured(f, hidden_size="wide"), f"{NO_FIT}fla"),
-    "number for a list": (
-        lambda f: configured(f, architectures=5, attn=7, hidden_act=["swish"]),
-        "the configuration of .*source (does not fit the format|cannot be used)",
-    ),
-    "list for a number": (lambda f: configured(f, num_hidden_layers=[2], num_heads={"a": 1}), f"{NO_FIT}fla"),
     "steering name": (
         lambda f: changed(f, "model.layers.0.\x1b[31mred", torch.ones(2)),
         r"tensor model\.layers\.0\.\\x1b\[31mred",
@@ -265,14 +250,6 @@ BROKEN = {
     "index elsewhere": (
         lambda f: index_of(f, {"weight_map": {"a": str(f.resolve() / "other.safetensors")}}),
         "index.json places tensor .* outside of its folder, in /",
-    ),
-    "impossible generation": (
-        lambda f: (f / "generation_config.json").write_text('{"cache_implementation": "none", "max_new_tokens": -1}'),
-        "generation_config.json cannot be used",
-    ),
-    "nonsense generation": (
-        lambda f: (f / "generation_config.json").write_text(json.dumps(NONSENSE)),
-        "generation_config.json cannot be used",
     ),
     "unreadable config": (
         lambda f: (f / "config.json").write_text('{"hidden_size": 32,'),
@@ -296,8 +273,6 @@ BROKEN = {
         lambda f: syncdoth(f, {"model.embed_tokens.weight": torch.tensor(1.0)}, {"vocab_size": -1}),
         f"{NO_FIT}syncdoth",
     ),
-    "width of zero": (lambda f: syncdoth(f, {}, {"decoder_embed_dim": 0}), f"{NO_FIT}syncdoth"),
-    "infinite width": (lambda f: configured(f, hidden_ratio=math.inf, intermediate_size=None), f"{NO_FIT}fla"),
 }
 
 
@@ -456,13 +431,6 @@ def test_inspect_of_what_cannot_be_expressed_says_why(retnet_hf, source):
     assert "convertible no: tensor model.layers.1.attn.surplus.weight has no place" in " ".join(answer.out.split())
 
 
-def test_a_header_that_promises_too_much_is_no_end_of_memory(retnet_hf, source):
-    (source / "model.safetensors").write_bytes(struct.pack("<Q", 2**60) + b"{}")
-    answer = retnet_hf("inspect", "source")
-    assert answer.code == 2
-    assert "cut off within its header" in answer.err
-
-
 WRAPPERS = {
     "beside a tensor": lambda held: {"model": held, "epoch": torch.tensor(3)},
     "beside a measured loss": lambda held: {"model": held, "best_loss": np.float64(2.5)},
@@ -519,23 +487,6 @@ def test_a_tied_tensor_may_be_there_under_either_of_its_names(retnet_hf, tmp_pat
         assert torch.equal(AutoModelForCausalLM.from_pretrained("made").lm_head.weight, model.lm_head.weight)
 
 
-def test_the_unfinished_training_run_beside_the_output_is_left_alone(retnet_hf, source):
-    checkpoint = Path("made.partial/checkpoint-5")
-    checkpoint.mkdir(parents=True)
-    assert retnet_hf("convert", "source", "made").code == 0
-    assert checkpoint.is_dir()
-
-
-def test_what_is_converted_is_never_overwritten(retnet_hf, source):
-    before = weights(source)
-    Path("config.json").write_text("{}")
-    for output in ("source", "."):
-        answer = retnet_hf("convert", "source", output, "--overwrite")
-        assert answer.code == 2
-        assert "would be lost" in answer.err
-    assert set(weights(source)) == set(before)
-
-
 def test_a_crash_between_the_renames_is_made_good(retnet_hf, source):
     assert retnet_hf("convert", "source", "made").code == 0
     os.rename("made", ".made.replaced")
@@ -560,15 +511,6 @@ def test_a_licence_of_its_own_keeps_its_name(retnet_hf, source):
     card = ModelCard.load("made/README.md")
     assert (card.data.license, card.data.license_name, card.data.license_link) == ("other", "calm", "LICENSE")
     assert "Licence of the source: calm." in card.text
-
-
-def test_inspect_of_our_own_folder_with_an_impossible_configuration_says_what_is_wrong(retnet_hf, source):
-    small_model().save_pretrained("ours")
-    config = json.loads(Path("ours/config.json").read_text())
-    Path("ours/config.json").write_text(json.dumps(config | {"num_attention_heads": 5}))
-    answer = retnet_hf("inspect", "ours")
-    assert answer.code == 2
-    assert "num_key_value_heads must be a divisor" in answer.err
 
 
 def test_how_to_generate_is_kept_where_older_versions_of_transformers_had_it(retnet_hf, source):
@@ -659,11 +601,3 @@ def test_the_line_that_loads_a_backbone_loads_it(retnet_hf, tmp_path, monkeypatc
     scope = {}
     exec(how_to_load(backbone, "made").replace("; RMT", "; loaded = RMT"), scope)
     assert type(scope["loaded"]) is RMTBackbone
-
-
-@pytest.mark.parametrize(("content", "words"), [(b"", "is empty"), (b"just a text", "is damaged, or not a PyTorch file")])
-def test_a_file_that_is_none_of_pytorch_is_called_so(retnet_hf, tmp_path, content, words):
-    (tmp_path / "weights.pt").write_bytes(content)
-    answer = retnet_hf("inspect", tmp_path / "weights.pt")
-    assert answer.code == 2
-    assert words in answer.err

@@ -19,10 +19,9 @@ from torch import nn
 
 import retnet_hf
 import retnet_hf.cpu
-from retnet_hf import RetNetForMaskedLM, RetNetForSequenceClassification, RetNetState
-from retnet_hf.cpu import compiled_layer, number_of_programs, original
+from retnet_hf import RetNetForMaskedLM, RetNetForSequenceClassification, RetNetState, cpu
+from retnet_hf.cpu import CompiledLinear, number_of_programs, original
 from retnet_hf.cpu import programs as cpu_programs
-from retnet_hf.cpu.compiled_layer import CompiledLayer, CompiledLinear
 from retnet_hf.ops import gradients
 from retnet_hf.retnet import modeling_retnet
 
@@ -38,7 +37,7 @@ def query_weights(model) -> list[nn.Parameter]:
 
 def test_programs_decode_as_many_sequences_as_they_were_made_for(made, tmp_path, monkeypatch):
     warnings = []
-    monkeypatch.setattr(compiled_layer.logger, "warning_once", warnings.append)
+    monkeypatch.setattr(cpu.logger, "warning_once", warnings.append)
     model = small_model()
     fast = compiled(model, tmp_path, batch_sizes=iter([1, 3, 3]))
     for batch in (1, 2, 3):
@@ -75,22 +74,6 @@ def test_a_row_that_begins_anew_or_is_padded_is_left_to_the_layers(made, tmp_pat
                 found.append((each(ids[:, :1], past_key_values=state, **inputs).logits, state))
         same(*found)
     assert not made
-
-
-def test_another_number_of_sequences_compiles(made, tmp_path):
-    model, ids = small_model(), random_ids(2, 7)
-    fast = compiled(model, tmp_path)
-    state, other = state_after(fast, ids), state_after(model, ids)
-    with torch.no_grad():
-        step = torch.compile(fast, fullgraph=True, dynamic=False, backend="eager")
-        logits = step(ids[:, :1], past_key_values=state, use_cache=True).logits
-        close(logits, model(ids[:, :1], past_key_values=other).logits)
-
-
-@pytest.mark.parametrize("batch_sizes", [(), (0,), (4, -1), 4])
-def test_sizes_that_are_no_batch_are_refused(tmp_path, batch_sizes):
-    with pytest.raises(ValueError, match="batch_sizes must be a list of one or more positive numbers of sequences, got"):
-        compiled(small_model(), tmp_path, batch_sizes=batch_sizes)
 
 
 def test_layers_without_a_program_have_programs_of_their_products(made, tmp_path):
@@ -182,7 +165,7 @@ def test_values_that_change_in_place_are_seen(made, tmp_path, dialect):
 )
 def test_other_weights_and_modules_end_programs_with_a_warning(made, tmp_path, change, monkeypatch):
     warnings = []
-    monkeypatch.setattr(compiled_layer, "warn_of_change", lambda: warnings.append(1))
+    monkeypatch.setattr(cpu, "warn_of_change", lambda: warnings.append(1))
     fast = compiled(small_model(), tmp_path)
     change(fast)
     expected = decoded(original(fast))
@@ -232,7 +215,7 @@ def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
     handle.remove()
 
 
-@pytest.mark.parametrize("change", ["none", "strides", "turn", "narrows", "shape of the state"])
+@pytest.mark.parametrize("change", ["none", "strides", "turn", "narrows", "shape of the state", "type"])
 def test_a_program_is_asked_for_what_it_was_made_for_alone(made, tmp_path, change):
     """It reads memory as it was traced, and has a rotation of its own."""
     fast = compiled(small_model(), tmp_path)
@@ -242,6 +225,8 @@ def test_a_program_is_asked_for_what_it_was_made_for_alone(made, tmp_path, chang
         plan = fast.model.plan(hidden_states, past_key_values=state)[0]
         if change == "strides":
             hidden_states = torch.randn(1, 1, 64)[..., ::2]
+        elif change == "type":
+            hidden_states = hidden_states.bfloat16()
         elif change == "turn":
             plan.rotate.rotate = torch.add
         elif change == "narrows":
@@ -249,66 +234,6 @@ def test_a_program_is_asked_for_what_it_was_made_for_alone(made, tmp_path, chang
         elif change == "shape of the state":
             past.recurrent_states = past.recurrent_states[..., :-1].contiguous()
         assert (layer.programs[1].decay(hidden_states, plan, past) is not None) == (change == "none")
-
-
-def test_hidden_states_of_another_type_are_an_error_as_in_the_model(made, tmp_path):
-    plain = small_model().to(torch.bfloat16)
-    for model in (plain, compiled(plain, tmp_path)):
-        state = state_after(model)
-        with torch.no_grad(), pytest.raises(RuntimeError, match="same dtype"):
-            model(inputs_embeds=torch.ones(1, 1, 32), past_key_values=state)
-    assert not made
-
-
-def test_long_prompts_are_read_in_pieces_as_by_the_model(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("retnet_hf.retnet.long_sequences.PIECE_SIZE_ON_CPU", 16)
-    monkeypatch.setattr("retnet_hf.retnet.modeling_retnet.PIECE_SIZE_ON_CPU", 16)
-    model, calls = small_model(), []
-    fast, forward = compiled(model, tmp_path), CompiledLayer.forward
-    monkeypatch.setattr(CompiledLayer, "forward", lambda *args, **options: calls.append(1) or forward(*args, **options))
-    with torch.no_grad():
-        close(fast(random_ids(1, 40)).logits, model(random_ids(1, 40)).logits)
-    assert len(calls) == 3 * 2
-
-
-def test_hidden_states_of_layers_are_recorded(made, tmp_path):
-    plain = small_model()
-    model = compiled(plain, tmp_path)
-    state, other = state_after(model), state_after(plain)
-    with torch.no_grad():
-        found = model(random_ids(1, 1), past_key_values=state, output_hidden_states=True).hidden_states
-        expected = plain(random_ids(1, 1), past_key_values=other, output_hidden_states=True).hidden_states
-    assert made
-    assert len(found) == len(expected) == 3
-    for one, another in zip(found, expected):
-        close(one, another)
-
-
-def test_inference_mode(made, tmp_path):
-    model = small_model()
-    expected = decoded(model)
-    with torch.inference_mode():
-        same(decoded(compiled(model, tmp_path)), expected)
-    assert made
-
-
-def test_dropout_of_training_mode_is_that_of_the_layers(made, tmp_path):
-    model = compiled(small_model(hidden_dropout=0.5), tmp_path)
-    model.train()
-    torch.manual_seed(0)
-    assert not decoded(model)[0].equal(decoded(model)[0])
-    assert not made
-
-
-def test_a_head_of_another_vocabulary_is_used(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("retnet_hf.cpu.products.is_faster_as_vector", lambda *kind: True)
-    model = compiled(small_model().to(torch.bfloat16), tmp_path)
-    model.resize_token_embeddings(128)
-    with torch.no_grad():
-        model.lm_head.weight.normal_()
-    expected = decoded(original(model))
-    assert expected[0].shape[-1] == 128
-    same(decoded(model), expected, 0.05)
 
 
 def test_copies_have_no_programs_and_files_nothing_of_them(made, tmp_path):
@@ -377,21 +302,6 @@ def test_files_differ_by_the_machine_and_by_the_source_of_the_programs(made, tmp
     assert files() == 8
 
 
-def test_the_folder_by_default_is_in_the_cache_of_the_hub(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(cpu_programs.constants, "HF_HOME", str(tmp_path))
-    compiled(small_model(), None)
-    assert len(list((tmp_path / "retnet_hf" / "decoding").iterdir())) == 2
-
-
-def test_models_that_do_not_decode_on_a_cpu_in_float32_or_less_are_refused(tmp_path):
-    encoder = small_model(model_class=RetNetForMaskedLM, bidirectional=True)
-    for model in (small_model().to(torch.float64), small_model().to("meta"), encoder):
-        with pytest.raises(ValueError, match="needs a model that decodes on a CPU"):
-            compiled(model, tmp_path)
-    with pytest.raises(ValueError, match="needs a model of retnet_hf, got LlamaForCausalLM"):
-        compiled(small_llama(), tmp_path)
-
-
 def test_without_a_compiler_nothing_is_written_and_the_error_says_so(tmp_path, monkeypatch):
     def fails(*args, **kwargs):
         raise OSError("no g++")
@@ -403,20 +313,6 @@ def test_without_a_compiler_nothing_is_written_and_the_error_says_so(tmp_path, m
         compiled(model, tmp_path / "programs")
     assert list((tmp_path / "programs").iterdir()) == []
     same(decoded(model), expected, 0)
-
-
-@pytest.mark.parametrize("programs", [False, True])
-def test_an_input_that_changes_between_two_layers_is_read_again(made, tmp_path, programs, monkeypatch):
-    monkeypatch.setattr("retnet_hf.cpu.products.is_faster_as_vector", lambda *kind: True)
-    model = small_model("hybrid").to(torch.bfloat16)
-    fast = compiled(model, tmp_path, programs=programs)
-    layers = [module for module in fast.modules() if isinstance(module, CompiledLinear)]
-    assert len(layers) > 7
-    with torch.no_grad():
-        token = torch.randn(1, 1, layers[0].in_features).to(torch.bfloat16)
-        for layer in (each for each in layers if each.in_features == token.shape[-1]):
-            close(layer(token).float(), nn.functional.linear(token, layer.weight, layer.bias).float(), 0.05)
-            token.mul_(2)
 
 
 def test_without_programs_half_precision_is_multiplied_as_a_vector(tmp_path, monkeypatch):
@@ -447,10 +343,32 @@ def test_programs_that_others_may_write_to_are_refused(tmp_path):
                 cpu_programs.require_private(place)
         place.chmod(0o755)
     cpu_programs.require_private(tmp_path / "not there")
-
-
-@pytest.mark.skipif(os.name != "posix", reason="modes of files are those of POSIX")
-def test_compile_asks_before_it_loads_a_program(tmp_path):
     tmp_path.chmod(0o777)
     with pytest.raises(ValueError, match="can be written to by other users"):
-        retnet_hf.cpu.compile(small_model(), folder=tmp_path)
+        compiled(small_model(), folder=tmp_path)
+
+
+REFUSED = {  # models, arguments, and what is said
+    "double": (lambda: small_model().to(torch.float64), {}, "needs a model that decodes on a CPU"),
+    "meta": (lambda: small_model().to("meta"), {}, "needs a model that decodes on a CPU"),
+    "encoder": (lambda: small_model(model_class=RetNetForMaskedLM, bidirectional=True), {}, "that decodes on a CPU"),
+    "llama": (small_llama, {}, "needs a model of retnet_hf, got LlamaForCausalLM"),
+    "prompts": (small_model, {"programs": False, "prompts": True}, "prompts=True needs programs=True"),
+    **{
+        str(sizes): (small_model, {"batch_sizes": sizes}, "batch_sizes must be a list of one or more positive numbers of")
+        for sizes in ((), (0,), (4, -1), 4)
+    },
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_compiled_is_refused(tmp_path, case):
+    make, arguments, said = REFUSED[case]
+    with pytest.raises(ValueError, match=said):
+        compiled(make(), tmp_path, **arguments)
+
+
+def test_the_folder_by_default_is_in_the_cache_of_the_hub(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu.constants, "HF_HOME", str(tmp_path))
+    compiled(small_model(), None)
+    assert len(list((tmp_path / "retnet_hf" / "decoding").iterdir())) == 2

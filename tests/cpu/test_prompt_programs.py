@@ -11,12 +11,12 @@ from functools import partial
 import pytest
 import torch
 from plain_programs import read, same
-from small_models import close, greedy, random_ids, small_model
+from small_models import close, random_ids, small_model
 from torch import nn
 
 import retnet_hf.cpu
-from retnet_hf import RetNetState
-from retnet_hf.cpu import compiled_layer, number_of_programs, original
+from retnet_hf import RetNetState, cpu
+from retnet_hf.cpu import number_of_programs, original
 from retnet_hf.cpu.prompts import prompt_programs
 
 
@@ -105,22 +105,6 @@ def test_another_rotation_is_left_to_the_layer(made, tmp_path, change):
         assert fast.model.layers[0].prompts.computes(hidden_states, plan) == (not change)
 
 
-def test_generation_and_calls_without_a_state(made, tmp_path):
-    model, ids = small_model(), random_ids(2, 7)
-    fast = compiled(model, tmp_path)
-    assert greedy(fast, ids).equal(greedy(model, ids))
-    assert len(made.of_prompts) == 4
-    with torch.no_grad():
-        close(fast(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
-    assert len(made.of_prompts) == 8
-
-
-def test_without_the_option_no_prompt_is_read_by_a_program(made, tmp_path):
-    fast = retnet_hf.cpu.compile(small_model(), tmp_path)
-    read(fast, random_ids(1, 7))
-    assert made.of_prompts == []
-
-
 def test_what_programs_do_not_compute_the_layers_do(made, tmp_path):
     """Gradients, autocast, training mode, maps, a compiler, torch.func, hidden states of another type, hooks."""
     model, ids = small_model(), random_ids(1, 7)
@@ -147,11 +131,6 @@ def test_what_programs_do_not_compute_the_layers_do(made, tmp_path):
         close(fast(ids).logits, model(ids).logits)
         assert len(made.of_prompts) == 2  # of the other layer
         handle.remove()
-
-
-def test_prompts_need_programs(tmp_path):
-    with pytest.raises(ValueError, match="prompts=True needs programs=True"):
-        compiled(small_model(), tmp_path, programs=False)
 
 
 def test_what_hooks_compute_is_in_no_file(made, tmp_path):
@@ -186,7 +165,7 @@ def test_programs_of_prompts_skip_layers_with_quantised_weights(made, tmp_path):
 
 def test_new_values_are_read_and_new_weights_end_programs_with_a_warning(made, tmp_path, monkeypatch):
     warnings, ids = [], random_ids(1, 7)
-    monkeypatch.setattr(compiled_layer, "warn_of_change", lambda: warnings.append(1))
+    monkeypatch.setattr(cpu, "warn_of_change", lambda: warnings.append(1))
     fast = compiled(small_model(), tmp_path)
     with torch.no_grad():
         for parameter in fast.parameters():

@@ -51,7 +51,7 @@ def test_all_python_is_run_but_what_needs_more_than_this_process():
 
 def test_the_page_of_the_command_line_shows_every_command():
     typer_main = pytest.importorskip("typer.main")
-    from retnet_hf.cli.app import app
+    from retnet_hf.cli.main import app
 
     page = (DOCS / "guides" / "command-line.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^retnet-hf ([a-z][\w-]*)", page, flags=re.M)) == set(typer_main.get_command(app).commands)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from retnet_hf.cli.text.corpus import SAMPLE_TEXT
-from retnet_hf.cli.training.schedule import Supervisor
+from retnet_hf.cli.training.run import Supervisor
 
 
 TEXT = SAMPLE_TEXT.read_text(encoding="utf-8")[:12_000]

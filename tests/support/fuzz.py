@@ -35,8 +35,7 @@ from small_vir import small_vir
 from retnet_hf import RetNetState
 from retnet_hf.cli.errors import InputError
 from retnet_hf.cli.main import main as command
-from retnet_hf.cli.text.conversation import Conversation
-from retnet_hf.cli.text.generation import sampling
+from retnet_hf.cli.text.generation import Conversation, sampling
 from retnet_hf.conversion.torchscale import to_torchscale
 
 

@@ -1,13 +1,11 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """`retnet-hf linearize`, as a user meets it: what it makes, how it goes on after an interruption, what it refuses."""
 
-import errno
 import functools
 import json
 import os
 import re
 import shutil
-import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,18 +15,16 @@ from command_answers import TEXT, assert_same_weights, at_step, press_ctrl_c, pr
 from linearized_source import SIZES, make_source
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, pipeline
 
-import retnet_hf.cli.linearizing.finish as finish_module
 import retnet_hf.cli.linearizing.pipeline as pipeline_module
 from retnet_hf import RetNetForCausalLM
 from retnet_hf.cli.errors import InputError
-from retnet_hf.cli.linearizing.budget import Speed, planned
-from retnet_hf.cli.linearizing.recipe import KeptLayers, Recipe
-from retnet_hf.cli.linearizing.stages import StageRun
-from retnet_hf.cli.linearizing.teacher import source_digest
+from retnet_hf.cli.linearizing.pipeline import StageRun
+from retnet_hf.cli.linearizing.recipe import KeptLayers, Recipe, Speed, planned
+from retnet_hf.cli.linearizing.sources import source_digest
 from retnet_hf.cli.main import main
 from retnet_hf.cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
-from retnet_hf.cli.training.schedule import Supervisor
-from retnet_hf.linearization import costliest_layers, layer_costs, measure_heads
+from retnet_hf.cli.training.run import Supervisor
+from retnet_hf.linearization import costliest_layers
 from retnet_hf.linearization.measures import losses_of, score
 from retnet_hf.linearization.what_was_kept import Extent, measured_part
 
@@ -68,12 +64,6 @@ def linearized(tmp_path_factory, heard_again, little_is_measured) -> Path:
     return folder / "model"
 
 
-def test_help_has_examples(retnet_hf):
-    answer = retnet_hf("linearize", "--help")
-    assert answer.code == 0
-    assert answer.out.count("retnet-hf linearize") >= 4
-
-
 def test_linearize_ends_in_a_folder_with_everything(linearized):
     files = {path.name for path in linearized.iterdir()}
     assert files - {"chat_template.jinja"} == {
@@ -100,20 +90,6 @@ def test_the_folder_is_a_model_with_what_belongs_to_its_source(linearized):
     assert tokenizer.apply_chat_template([{"role": "user", "content": "So"}], tokenize=False) == "So"
     chat = pipeline("text-generation", model=str(linearized))
     assert chat([{"role": "user", "content": "And God"}], max_new_tokens=3)[0]["generated_text"][1]["role"] == "assistant"
-
-
-def test_heads_that_look_further_back_remember_longer(linearized):
-    model = AutoModelForCausalLM.from_pretrained(linearized)
-    slopes = sorted(2.0 ** (-2 * (head + 1)) for head in range(4))
-    for layer in range(4):
-        decays = sorted(-torch.tensor(model.config.decays(layer)).double().log())
-        assert [decay.item() for decay in decays] == pytest.approx(slopes, rel=1e-5)
-    tokenizer = AutoTokenizer.from_pretrained(linearized)
-    stream = torch.from_numpy(encode(hold_out([TEXT], 0.05)[0], tokenizer)).long()
-    source = AutoModelForCausalLM.from_pretrained(linearized.parent / "llama")
-    distance = measure_heads(source, stream[: 32 * 32].view(32, 32).split(4)).distance
-    for layer in range(4):
-        assert torch.tensor(model.config.decays(layer)).argsort().equal(distance[layer].argsort())
 
 
 def test_the_model_card_sets_the_model_beside_its_source(linearized):
@@ -156,14 +132,6 @@ def test_progress_is_shown_by_stage(retnet_hf, workplace):
     assert "saved: " in answer.out
 
 
-def test_the_error_after_alignment_is_that_of_the_weights_that_stay(retnet_hf, workplace):
-    """A rate that spoils all layers leaves them as they were, and so is their error."""
-    answer = retnet_hf(*LINEARIZE, "--align-lr", 1.0, "--distill-steps", 0)
-    errors = re.findall(r"step +\d+ of 6   error of a layer ([\d.]+)", answer.out)
-    assert float(errors[2]) > float(errors[0]) == float(errors[3])
-    assert "which is worse" not in answer.out
-
-
 # interrupting and resuming
 
 
@@ -196,7 +164,7 @@ def test_a_crash_between_the_last_checkpoint_and_the_end_of_a_stage(retnet_hf, w
     assert retnet_hf(*command).code == 0
     os.rename("model", "whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf.cli.linearizing.stages.StageRun.finish", crash)
+        patch.setattr("retnet_hf.cli.linearizing.pipeline.StageRun.finish", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             retnet_hf(*command)
     assert [path.name for path in Path("model.partial/distill.partial").glob("checkpoint-*")] == ["checkpoint-6"]
@@ -206,11 +174,11 @@ def test_a_crash_between_the_last_checkpoint_and_the_end_of_a_stage(retnet_hf, w
     assert_same_weights(Path("model"), Path("whole"))
 
 
-@pytest.mark.parametrize(("place", "left"), [("linearizing.finish", ""), ("training.run", "continuing after step 6")])
+@pytest.mark.parametrize(("place", "left"), [("linearizing.pipeline", ""), ("training.run", "continuing after step 6")])
 def test_a_crash_before_a_folder_is_in_its_place_is_made_good_by_resuming(retnet_hf, workplace, linearized, place, left):
     """The folder of the model, when all stages are done, or of a finished stage."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"retnet_hf.cli.{place}.replace", crash)
+        patch.setattr(f"retnet_hf.cli.{place}.publish", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             retnet_hf(*LINEARIZE)
     assert not Path("model").exists()
@@ -219,21 +187,6 @@ def test_a_crash_before_a_folder_is_in_its_place_is_made_good_by_resuming(retnet
     assert left in answer.out if left else "stage" not in answer.out
     assert_same_weights(Path("model"), linearized)
     assert not Path("model.partial").exists()
-
-
-def test_a_disk_that_is_full_at_the_end_is_one_line_and_loses_nothing(retnet_hf, workplace):
-    def fill_up(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    command = [*LINEARIZE, "--distill-steps", 0]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf.cli.linearizing.finish.replace", fill_up)
-        answer = retnet_hf(*command)
-    assert (answer.code, answer.err.count("\n")) == (1, 1)
-    assert "no space is left on the disk" in answer.err
-    answer = retnet_hf(*command, "--resume")
-    assert answer.code == 0, answer.err
-    assert "stage" not in answer.out
 
 
 def test_ctrl_c_after_the_last_step_of_a_stage_does_not_begin_the_next(retnet_hf, workplace, linearized):
@@ -328,16 +281,6 @@ def test_the_layers_that_the_model_needs_most_are_kept(retnet_hf, workplace):
     assert all(f"\n{'*' if layer in kept else ' '}{layer:3} {cost:7.3f}" in card for layer, cost in costs.items())
 
 
-def test_what_layers_cost_is_measured_once(retnet_hf, workplace, monkeypatch):
-    asked, options = [], [*LINEARIZE, "--keep-attention", "auto"]
-    monkeypatch.setattr(pipeline_module, "layer_costs", lambda *inputs: asked.append(inputs) or layer_costs(*inputs))
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 4, press_ctrl_c)
-        assert retnet_hf(*options).code == 130
-    assert retnet_hf(*options, "--resume").code == 0
-    assert len(asked) == 1
-
-
 def test_what_the_source_says_may_be_stored(retnet_hf, workplace, linearized):
     answer = retnet_hf(*LINEARIZE, "--top-logits", 300)
     assert answer.code == 0, answer.err
@@ -385,16 +328,6 @@ def test_a_model_of_half_precision_is_trained_in_float32_and_saved_as_it_was(ret
     assert AutoModelForCausalLM.from_pretrained("model", dtype="auto").dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_embeddings_are_distilled_unless_they_are_the_head_too(retnet_hf, workplace, tied):
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied)).save_pretrained("llama")
-    assert retnet_hf(*LINEARIZE, "--align-steps", 0, "--distill-steps", 1).code == 0
-    model, source = (AutoModelForCausalLM.from_pretrained(name) for name in ("model", "llama"))
-    assert torch.equal(model.get_input_embeddings().weight, source.get_input_embeddings().weight) == tied
-    assert torch.equal(model.lm_head.weight, source.lm_head.weight) == tied
-
-
 def test_minutes_are_planned_by_the_speed_of_the_machine(retnet_hf, workplace):
     options = [option for option in LINEARIZE if option not in ("--align-steps", "--distill-steps", "--batch-size", 4, 6)]
     answer = retnet_hf(*options, "--minutes", 0.1)
@@ -419,7 +352,7 @@ def test_an_interrupted_run_of_some_minutes_keeps_its_plan(retnet_hf, workplace,
         assert retnet_hf(*options, "--minutes", 0.2).code != 0
     begun = json.loads(next(Path("model.partial").glob("*.json")).read_text(encoding="utf-8"))["recipe"]
     refused(retnet_hf(*options, "--resume"), "this run was planned with --minutes: give that option again")
-    monkeypatch.setattr("retnet_hf.cli.linearizing.budget.measured_speed", None)  # nothing is measured again
+    monkeypatch.setattr("retnet_hf.cli.linearizing.recipe.measured_speed", None)  # nothing is measured again
     answer = retnet_hf(*options, "--minutes", 0.2, "--resume")
     assert answer.code == 0, answer.err
     report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
@@ -512,22 +445,9 @@ def test_stages_of_few_steps_are_evaluated_less_often(retnet_hf, workplace):
     assert re.findall(r"step +(\d+) of 40", answer.out) == ["0", "32", "40"]
 
 
-def test_rates_rise_longer_where_layers_begin_near_what_they_learn(retnet_hf, workplace, monkeypatch):
-    shares, real = [], StageRun.arguments
-
-    def arguments(run, **overrides):
-        found = real(run, **overrides)
-        shares.append(found.warmup_steps / found.max_steps)
-        return found
-
-    monkeypatch.setattr(StageRun, "arguments", arguments)
-    steps = ["--align-steps", 0, "--distill-steps", 20]
-    for number, options in enumerate(([], ["--window", 8])):
-        assert retnet_hf(*LINEARIZE, *steps, *options, "--output", f"model{number}").code == 0
-    assert shares == [0.05, 0.25]
-
-
 def test_learning_rates_fall_with_the_hidden_size():
+    zero = Recipe("a", align_lr=0.0, distill_lr=0.0, long_lr=0.0)
+    assert {zero.rate(stage, 128, 1.0) for stage in ("align", "distill", "long")} == {0.0}
     recipe = Recipe("a", block_size=512)
     assert (recipe.rate("align", 128), recipe.rate("distill", 128), recipe.rate("long", 128)) == (3e-3, 1e-3, 1e-3 / 3)
     assert (recipe.rate("align", 2048), recipe.rate("distill", 2048)) == pytest.approx((7.5e-4, 6.25e-5))
@@ -559,29 +479,30 @@ def test_sequences_reach_beyond_the_window(window, positions, size, batch):
 
 def test_a_card_names_the_repository_of_its_source_and_its_licence(tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text("---\nlicense: llama3.2\n---\nA Llama.\n", encoding="utf-8")
-    monkeypatch.setattr(finish_module, "hf_hub_download", lambda name, file: str(tmp_path / file))
-    assert finish_module.source_metadata("meta/llama") == {"base_model": "meta/llama", "license": "llama3.2"}
+    monkeypatch.setattr(pipeline_module, "hf_hub_download", lambda name, file: str(tmp_path / file))
+    assert pipeline_module.source_metadata("meta/llama") == {"base_model": "meta/llama", "license": "llama3.2"}
 
     def offline(name, file):
         raise OSError("no network")
 
-    monkeypatch.setattr(finish_module, "hf_hub_download", offline)
-    assert finish_module.source_metadata("meta/llama") == {"base_model": "meta/llama"}
-
-
-def test_a_source_in_shards_is_read(retnet_hf, workplace):
-    AutoModelForCausalLM.from_pretrained("llama").save_pretrained("llama", max_shard_size="50KB")
-    Path("llama/model.safetensors").unlink(missing_ok=True)
-    assert len(list(Path("llama").glob("model-*.safetensors"))) > 2
-    answer = retnet_hf(*LINEARIZE, "--align-steps", 0, "--distill-steps", 0, "--keep-attention", "0,1,2,3")
-    assert answer.code == 0, answer.err
-    assert Path("model/model.safetensors").is_file()
+    monkeypatch.setattr(pipeline_module, "hf_hub_download", offline)
+    assert pipeline_module.source_metadata("meta/llama") == {"base_model": "meta/llama"}
 
 
 # what is refused before any work
 
 
-def test_a_source_of_another_kind_is_refused(retnet_hf, workplace):
+def test_a_source_that_cannot_be_used_is_refused(retnet_hf, workplace):
+    refused(retnet_hf("linearize", "nowhere", "book.txt"), "no such folder: nowhere")
+    refused(retnet_hf("linearize", "llama", "nowhere.txt"), "no such file or folder: nowhere.txt")
+    refused(retnet_hf("linearize", "book.txt", "book.txt"), "book.txt is a file; a model is a folder")
+    shutil.copytree("llama", "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    refused(retnet_hf("linearize", "bare", "book.txt"), "there is no tokenizer in bare")
+    shutil.copytree("llama", "small")
+    LlamaForCausalLM(LlamaConfig(**SIZES | {"vocab_size": 100})).save_pretrained("small")
+    options = ["--block-size", 32, "--batch-size", 4]
+    said = "the tokenizer of the source has a token", "its model knows 100 tokens"
+    refused(retnet_hf("linearize", "small", "book.txt", *options), *said)
     MixtralConfig().save_pretrained("mixtral")
     refused(retnet_hf("linearize", "mixtral", "book.txt"), "model_type 'mixtral' cannot be linearized. Supported are llama")
     config = json.loads(Path("llama/config.json").read_text()) | {"attention_bias": True}
@@ -610,43 +531,6 @@ def test_what_cannot_be_done_is_refused(retnet_hf, workplace, options, words):
     assert tree(workplace) == before
 
 
-def test_a_tokenizer_of_another_model_is_refused(retnet_hf, workplace):
-    LlamaForCausalLM(LlamaConfig(**SIZES | {"vocab_size": 100})).save_pretrained("llama")
-    refused(retnet_hf(*LINEARIZE), "the tokenizer of the source has a token", "its model knows 100 tokens")
-
-
-def test_a_source_without_tokenizer_is_refused(retnet_hf, workplace):
-    for file in Path("llama").glob("tokenizer*"):
-        file.unlink()
-    refused(retnet_hf(*LINEARIZE), "there is no tokenizer in llama")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nowhere", "book.txt"], "no such folder: nowhere"),
-        (["llama", "nowhere.txt"], "no such file or folder: nowhere.txt"),
-        (["book.txt", "book.txt"], "book.txt is a file; a model is a folder"),
-    ],
-)
-def test_a_source_or_text_that_is_not_there_is_refused_at_once(retnet_hf, workplace, arguments, words):
-    refused(retnet_hf("linearize", *arguments), words)
-
-
-@pytest.mark.parametrize("output", ["llama", "."])
-def test_what_is_read_is_not_replaced(retnet_hf, workplace, output):
-    before = tree(workplace)
-    for overwrite in ([], ["--overwrite"]):
-        answer = retnet_hf("linearize", "llama", "book.txt", "--output", output, *overwrite)
-        refused(answer, "holds the files to be read, which would be lost: give another folder")
-    assert tree(workplace) == before
-
-
-def test_rates_of_zero_are_zero():
-    recipe = Recipe("a", align_lr=0.0, distill_lr=0.0, long_lr=0.0)
-    assert {recipe.rate(stage, 128, 1.0) for stage in ("align", "distill", "long")} == {0.0}
-
-
 def test_a_source_on_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "models--someone--llama"
@@ -660,46 +544,10 @@ def test_a_source_on_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
     assert digests == ["a" * 40, "b" * 40]
 
 
-def test_what_stages_leave_is_freed(retnet_hf, workplace, monkeypatch):
-    """No model, gradient or moment of a stage is there when the next one begins, and no source that is not asked."""
-    seen, prepare = [], pipeline_module.Linearization._prepare
-
-    def watched(self, stage, *arguments):
-        seen.append([kind for reference, kind in watched.references if reference() is not None])
-        run = prepare(self, stage, *arguments)
-        watched.references.append((weakref.ref(run.model), "student"))
-        if run.teacher is not None:
-            watched.references.append((weakref.ref(run.teacher), "source"))
-        elif "teacher" in vars(self):
-            seen.append(["a source that is not asked"])
-        return run
-
-    watched.references = []
-    monkeypatch.setattr(pipeline_module.Linearization, "_prepare", watched)
-    answer = retnet_hf(*LINEARIZE, "--top-logits", 4, "--long-steps", 2, "--long-block-size", 64)
-    assert answer.code == 0, answer.err
-    assert seen == [[], ["source"], []]  # which is asked before the second stage
-
-
 def test_auto_needs_no_alignment(retnet_hf, workplace):
     answer = retnet_hf(*LINEARIZE, "--keep-attention", "auto", "--align-steps", 0, "--minutes", 1)
     assert answer.code == 0, answer.err
     assert AutoModelForCausalLM.from_pretrained("model").config.layer_types.count("full_attention") == 1
-
-
-def test_stored_answers_are_asked_for_once(retnet_hf, workplace):
-    options = [*LINEARIZE, "--top-logits", 4, "--align-steps", 0]
-    assert retnet_hf(*options).code == 0
-    os.rename("model", "whole")
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 4, press_ctrl_c)
-        assert retnet_hf(*options).code == 130
-    parts = {path: path.stat().st_mtime_ns for path in Path("model.partial").glob("teacher-*/*.safetensors")}
-    assert parts
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf.linearization.distillation.save_file", None)  # nothing is asked again
-        assert retnet_hf(*options, "--resume").code == 0
-    assert_same_weights(Path("model"), Path("whole"))
 
 
 # text

@@ -11,12 +11,9 @@ import pytest
 from small_models import small_model, word_tokenizer
 from transformers import TrainingArguments
 
-import retnet_hf
-import retnet_hf.cli
-from retnet_hf.cli.app import UsageError, app
 from retnet_hf.cli.errors import how_to_install
 from retnet_hf.cli.interrupts import leaving_order
-from retnet_hf.cli.training.schedule import Course, Supervisor
+from retnet_hf.cli.training.run import Course, Supervisor
 
 
 pytestmark = pytest.mark.usefixtures("interruptible")  # and so are the processes that are started
@@ -73,11 +70,6 @@ def test_help_and_usage_errors_import_no_library(arguments, code, tmp_path):
     heavy = {"torch", "transformers", "numpy", "datasets", "tokenizers", "safetensors", "matplotlib", "PIL"}
     assert heavy.isdisjoint(modules)
     assert len(said) == (code != 0)
-
-
-def test_the_version_is_that_of_the_library():
-    done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, timeout=60)
-    assert done.stdout == f"{retnet_hf.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -156,14 +148,6 @@ def test_a_run_that_was_started_to_ignore_ctrl_c_ignores_it():
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
-
-
-def test_typer_still_derives_its_errors_about_arguments_from_one_class():
-    changed = "typer.BadParameter has another base, and app.UsageError, whose errors are told in one line, is another class"
-    assert UsageError.__name__ == "UsageError", changed
-    for arguments in (["train"], ["train", "--unheard-of"], ["unheard-of"], ["train", "text.txt", "--steps", "many"]):
-        with pytest.raises(UsageError):
-            app(arguments, standalone_mode=False)
 
 
 def test_transformers_still_reads_the_number_of_gpus_where_a_run_limits_it(tmp_path):

@@ -29,7 +29,7 @@ from retnet_hf import (
     ViRForImageClassification,
     ViRImageProcessor,
 )
-from retnet_hf.cli.app import app
+from retnet_hf.cli.main import app
 from retnet_hf.cli.text.corpus import SAMPLE_TEXT, train_tokenizer
 from retnet_hf.conversion import ring
 from retnet_hf.conversion.fla import to_fla

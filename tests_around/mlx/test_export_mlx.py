@@ -74,27 +74,6 @@ def test_positions_far_away_are_exact(tmp_path):
         np.testing.assert_allclose(np.array(found), expected[0, 0].numpy(), atol=2e-6)
 
 
-def test_mlx_lm_writes_the_tokens_of_pytorch(tmp_path):
-    from mlx_lm.generate import generate_step
-
-    model, prompt = small_model("fla"), random_ids(1, 9)
-    steps = generate_step(mlx.array(prompt[0].numpy()), loaded(model, tmp_path / "model"), max_tokens=64)
-    assert [int(token) for token, _ in steps] == greedy(model, prompt, 64, eos_token_id=None)[0, 9:].tolist()
-
-
-def test_a_prompt_cache_is_saved_and_resumed(tmp_path):
-    from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
-
-    model, ids = small_model("fla"), random_ids(1, 30)
-    own = loaded(model, tmp_path / "model")
-    cache = own.make_cache()
-    own(mlx.array(ids[:, :20].numpy()), cache=cache)
-    save_prompt_cache(str(tmp_path / "cache.safetensors"), cache)
-    again = load_prompt_cache(str(tmp_path / "cache.safetensors"))
-    found = np.array(own(mlx.array(ids[:, 20:].numpy()), cache=again))
-    torch.testing.assert_close(torch.from_numpy(found), model(ids).logits[:, 20:], rtol=1e-4, atol=2e-4)
-
-
 def written_in_a_batch(own, prompts, most, later=(), caches=None, **sizes):
     """Tokens, logits and prompt cache of each row of a batch, in the order of the rows; `later` join after three tokens."""
     from mlx_lm.generate import BatchGenerator
@@ -226,22 +205,6 @@ def wait_until_it_listens(server, port, log):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(0.1)
-
-
-def test_quantised_weights_are_near(tmp_path):
-    """Of random weights, which lose more by rounding than trained ones."""
-    from mlx.nn import quantize
-
-    model, ids, errors = small_model("fla", hidden_size=64, intermediate_size=64), random_ids(1, 20), {}
-    for bits in (8, 4):
-        own = loaded(model, tmp_path / "model")
-        quantize(own, group_size=32, bits=bits)
-        found = torch.from_numpy(np.array(own(mlx.array(ids.numpy()))))
-        errors[bits] = float((found - model(ids).logits).norm() / model(ids).logits.norm())
-    assert 1e-4 < errors[8] < 0.15 < errors[4] < 1
-
-
-HYBRIDS = ("hybrid", "sinks", *FAMILIES)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from small_models import random_ids, small_model, word_tokenizer
 from small_vision_models import VISION_FAMILIES
 
 from retnet_hf import RetNetForMaskedLM, StateTuning
-from retnet_hf.cli.page import serve_page
+from retnet_hf.cli.commands.demo import serve_page
 from retnet_hf.cli.text.corpus import SAMPLE_TEXT
-from retnet_hf.export import npm_packages
+from retnet_hf.export import web_folder
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -147,7 +147,7 @@ def test_the_state_of_another_model_is_refused(retnet_hf, workplace):
 def test_a_demo_ends_in_a_page(retnet_hf, workplace, monkeypatch):
     Path("book.txt").write_text(SAMPLE_TEXT.read_text(encoding="utf-8")[:60_000], encoding="utf-8")
     served = []
-    monkeypatch.setattr("retnet_hf.cli.page.serve_page", lambda page, console: served.append(page))
+    monkeypatch.setattr("retnet_hf.cli.commands.demo.serve_page", lambda page, console: served.append(page))
     answer = retnet_hf("demo", "--text", "book.txt", "--minutes", 0.08, "--threads", 1, "--browser")
     assert answer.code == 0, answer.err
     [page] = served
@@ -157,8 +157,8 @@ def test_a_demo_ends_in_a_page(retnet_hf, workplace, monkeypatch):
 
 
 def test_a_demo_that_can_make_no_page_says_so_before_it_trains(retnet_hf, workplace, monkeypatch):
-    monkeypatch.setattr(npm_packages, "CACHE", workplace / "cache")
-    monkeypatch.setattr(npm_packages.shutil, "which", lambda name: None)
+    monkeypatch.setattr(web_folder, "CACHE", workplace / "cache")
+    monkeypatch.setattr(web_folder.shutil, "which", lambda name: None)
     before = tree(workplace)
     refused(retnet_hf("demo", "--browser"), "for a page: install Node.js")
     assert tree(workplace) == before

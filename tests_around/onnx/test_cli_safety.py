@@ -54,10 +54,6 @@ def in_config(folder: str) -> None:
     with_code(folder, "config.json", model_type="own", auto_map=dict.fromkeys(auto_classes, "own.Own"))
 
 
-def in_config_of_a_known_model(folder: str) -> None:
-    with_code(folder, "config.json", auto_map={"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"})
-
-
 def in_tokenizer(folder: str) -> None:
     with_code(folder, "tokenizer_config.json", tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.Own", None]})
 
@@ -94,7 +90,7 @@ WITHOUT_A_USE = {  # commands that do not need the code, and work without it, or
 }
 
 
-@pytest.mark.parametrize("place", [in_config, in_tokenizer, in_processor, in_config_of_a_known_model, in_generation])
+@pytest.mark.parametrize("place", [in_config, in_tokenizer, in_processor, in_generation])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_runs_code_of_a_folder_whatever_stdin_answers(retnet_hf, workplace, monkeypatch, command, place):
     commands = []
@@ -142,11 +138,6 @@ def test_a_folder_with_what_no_command_wrote_is_not_deleted_and_the_thing_is_nam
     assert tree(sources) == before
 
 
-def test_a_link_to_a_folder_is_no_folder_of_a_model(retnet_hf, sources):
-    Path("made/checkpoint-5").symlink_to("../model")
-    refused(retnet_hf("convert", "foreign", "made", "--overwrite"), "made/checkpoint-5 is not part of a model")
-
-
 @pytest.mark.parametrize("command", ["train", "convert"])
 def test_files_that_came_during_the_work_are_not_deleted_at_its_end(retnet_hf, sources, monkeypatch, command):
     save = PreTrainedModel.save_pretrained
@@ -162,26 +153,12 @@ def test_files_that_came_during_the_work_are_not_deleted_at_its_end(retnet_hf, s
     assert Path("made/notes.txt").read_text(encoding="utf-8") == "mine"
 
 
-def test_a_run_that_goes_on_deletes_no_file_that_was_put_beside_its_result(retnet_hf, sources):
-    assert retnet_hf(*OVERWRITING["train"], "--overwrite").code == 0
-    Path("made/notes.txt").write_text("mine", encoding="utf-8")
-    refused(retnet_hf(*OVERWRITING["train"], "--steps", 2, "--resume"), "made/notes.txt is not part of a model")
-    assert Path("made/notes.txt").exists()
-
-
 def test_an_unfinished_run_with_a_file_of_the_user_is_not_deleted(retnet_hf, sources):
     Path("made.partial").mkdir()
     Path("made.partial/training_run.json").write_text('{"command": "train"}', encoding="utf-8")
     Path("made.partial/notes.txt").write_text("mine", encoding="utf-8")
     refused(retnet_hf(*OVERWRITING["train"], "--overwrite"), "made.partial/notes.txt is not part of a model")
     assert Path("made.partial/notes.txt").exists()
-
-
-@pytest.mark.parametrize("command", ["train", "convert", "export"])
-def test_what_a_command_wrote_itself_is_replaced(retnet_hf, sources, command):
-    for _ in range(2):
-        answer = retnet_hf(*OVERWRITING[command], "--overwrite")
-        assert answer.code == 0, answer.err
 
 
 def test_a_model_that_was_saved_with_its_code_is_replaced(retnet_hf, sources):

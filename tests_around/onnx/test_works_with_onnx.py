@@ -1,8 +1,6 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Prompt and decode step as programs of their own, the state among their inputs and outputs: torch.export, then ONNX."""
+"""Prompt and decode step as programs of torch.export, with the state among their inputs and outputs."""
 
-import numpy
-import onnxruntime
 import pytest
 import torch
 from small_models import close, random_ids, same_state, small_model
@@ -34,9 +32,6 @@ class Step(Prompt):
         for layer, matrices in zip(state.layers, recurrent_states):  # copied, as a step writes to its state in place
             layer.fill_(matrices.clone(), next_position.clone(), torch.zeros((), dtype=torch.int64))
         return self.read(input_ids, state)
-
-
-NAMES = ("input_ids", "recurrent_states", "next_position")
 
 
 @pytest.fixture(scope="module")
@@ -88,34 +83,3 @@ def test_exported_prompt_and_step_carry_the_state(model, programs, tmp_path):
         loaded.append(torch.export.load(tmp_path / f"{index}.pt2").module())
     for batch, length in OTHER_SHAPES:
         reads_as(model, *loaded, batch, length, 1e-4)
-
-
-@pytest.fixture(scope="module")
-def sessions(programs, tmp_path_factory):
-    folder, sessions = tmp_path_factory.mktemp("onnx"), []
-    for index, program in enumerate(programs):
-        torch.onnx.export(
-            program,
-            dynamo=True,
-            f=folder / f"{index}.onnx",
-            input_names=NAMES[: 2 * index + 1],
-            output_names=("logits", "new_recurrent_state", "new_next_position"),
-            verbose=False,
-        )
-        sessions.append(onnxruntime.InferenceSession(folder / f"{index}.onnx"))
-    return sessions
-
-
-def session_call(session: onnxruntime.InferenceSession):
-    def call(*inputs: Tensor) -> list[Tensor]:
-        outputs = session.run(None, {name: tensor.numpy() for name, tensor in zip(NAMES, inputs)})
-        assert all(isinstance(output, numpy.ndarray) for output in outputs)
-        return [torch.from_numpy(output) for output in outputs]
-
-    return call
-
-
-def test_onnx_prompt_and_step_carry_the_state(model, sessions):
-    """In onnxruntime, at other batches and lengths than those that were traced."""
-    for batch, length in OTHER_SHAPES:
-        reads_as(model, *map(session_call, sessions), batch, length, 1e-4)

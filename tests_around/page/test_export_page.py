@@ -5,7 +5,6 @@ import base64
 import copy
 import functools
 import http.server
-import io
 import json
 import shutil
 import threading
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image, ImageStat
 from safetensors import safe_open
 from selenium.webdriver.common.keys import Keys
 from small_models import small_model
@@ -24,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from retnet_hf import RetNetState
 from retnet_hf.cli.text.corpus import SAMPLE_TEXT, train_tokenizer
 from retnet_hf.conversion.errors import CheckpointError
-from retnet_hf.export import ExportedFile, ExportError, export_web, npm_packages
+from retnet_hf.export import ExportedFile, ExportError, export_web, web_folder
 from retnet_hf.export.web_folder import page_info
 from retnet_hf.state.state_file import write_state_file
 
@@ -217,40 +215,7 @@ def test_a_state_of_python_goes_on_in_the_page(page, exported, tmp_path):
     assert page.text().endswith(f" {expected}")
 
 
-def test_a_state_of_the_page_goes_on_in_the_page(page):
-    page.type(BEGINNING)
-    page.press("write")
-    whole = page.text()
-    page.press("save")
-    file = page.saved()
-    page.reload()
-    page.open(file)
-    assert page.text() == f"[…] {whole}"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda data: data[: len(data) // 2], "is not a complete safetensors file of a state"),
-        (lambda data: data[:-2] + b"\x07\x07", "The file is damaged"),
-        (lambda data: b"a letter", "is not a complete safetensors file"),
-        (lambda data: data.replace(b"RetNetState/3", b"RetNetState/9"), "does not hold the state of a RetNet"),
-    ],
-    ids=["truncated", "changed", "no state", "another format"],
-)
-def test_a_wrong_file_is_told_in_a_sentence(page, exported, tmp_path, change, words):
-    model, tokenizer, _ = exported
-    with torch.no_grad():
-        model(tokenizer(BEGINNING, return_tensors="pt")["input_ids"], use_cache=True).past_key_values.save(
-            tmp_path / "right"
-        )
-    (tmp_path / "wrong").write_bytes(change((tmp_path / "right").read_bytes()))
-    page.open(tmp_path / "wrong")
-    assert words in page.message()
-    assert page.figure("read") == "0"
-
-
-def with_tensors(change):
+def held(change):
     """A file whose tensors are not those of a state, though the checksum is that of what it holds."""
 
     def changed(file, model):
@@ -264,25 +229,39 @@ def with_tensors(change):
 
 
 def last(name, value):
-    return lambda tensors: tensors[name].view(-1)[-1:].fill_(value)
+    return held(lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
 
 
 def of_type(dtype):
-    return lambda tensors: tensors.update({"layers.0.recurrent_states": tensors["layers.0.recurrent_states"].to(dtype)})
+    name = "layers.0.recurrent_states"
+    return held(lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
 
 
 def rows(change):
-    return lambda tensors: tensors.update({name: change(tensor) for name, tensor in tensors.items() if tensor.dim()})
+    return held(lambda tensors: tensors.update({name: change(tensor) for name, tensor in tensors.items() if tensor.dim()}))
+
+
+def raw(change):
+    return lambda file, model: file.write_bytes(change(file.read_bytes()))
 
 
 REFUSED_STATES = {
+    "truncated": (raw(lambda data: data[: len(data) // 2]), "is not a complete safetensors file of a state"),
+    "changed": (raw(lambda data: data[:-2] + b"\x07\x07"), "The file is damaged"),
+    "another format": (raw(lambda data: data.replace(b"State/3", b"State/9")), "does not hold the state of a RetNet"),
     "not a number": (last("layers.0.recurrent_states", float("nan")), "with values that are not finite"),
     "infinite": (last("layers.0.recurrent_states", float("-inf")), "with values that are not finite"),
     "below 0": (last("layers.0.next_position", -1), "does not say how many tokens"),
     "beyond what is exact": (last("layers.0.next_position", 2**40), "does not say how many tokens"),
     "another length": (last("layers.0.cumulative_length", 3), "the state of several texts, or of a text with gaps"),
-    "a tensor less": (lambda tensors: tensors.pop("layers.0.recurrent_states"), "missing, or has another shape or type"),
-    "a tensor more": (lambda tensors: tensors.update(extra=torch.zeros(3)), "holds extra, which is not part of a state"),
+    "a tensor less": (
+        held(lambda tensors: tensors.pop("layers.0.recurrent_states")),
+        "missing, or has another shape or type",
+    ),
+    "a tensor more": (
+        held(lambda tensors: tensors.update(extra=torch.zeros(3))),
+        "holds extra, which is not part of a state",
+    ),
     "half": (of_type(torch.float16), "has another shape or type"),
     "double": (of_type(torch.float64), "has another shape or type"),
     "no rows": (rows(lambda tensor: tensor[:0]), "does not say how many tokens"),
@@ -299,7 +278,7 @@ def test_a_state_that_cannot_be_is_told_in_a_sentence(page, exported, tmp_path, 
         model(tokenizer(BEGINNING, return_tensors="pt")["input_ids"], use_cache=True).past_key_values.save(
             tmp_path / "state"
         )
-    with_tensors(change)(tmp_path / "state", model)
+    change(tmp_path / "state", model)
     page.open(tmp_path / "state")
     assert words in page.message()
     assert page.figure("read") == "0"
@@ -378,17 +357,6 @@ def test_the_state_of_another_model_is_refused(page, exported, tmp_path):
         assert words in page.message()
 
 
-def test_saving_changes_nothing(page):
-    page.type(BEGINNING)
-    page.press("write")
-    before = page.text()
-    page.press("save")
-    page.saved()
-    page.press("write")
-    assert page.text().startswith(before)
-    assert page.text() != before
-
-
 def test_a_state_in_half_precision_is_widened(exported, page, tmp_path):
     model, tokenizer, _ = exported
     half, ids = copy.deepcopy(model).bfloat16(), tokenizer(BEGINNING, return_tensors="pt")["input_ids"]
@@ -458,42 +426,6 @@ def test_a_page_from_a_file_says_that_it_needs_a_server(page, exported):
     assert "http.server" not in page.all("body")[0].text
 
 
-@pytest.mark.parametrize("size", [(1200, 900), (375, 740)], ids=["wide", "narrow"])
-def test_a_long_text_pushes_nothing_out_of_sight(page, size):
-    try:
-        page.resize(*size)
-        where = "const box = arguments[0].getBoundingClientRect(); return [box.top, box.bottom, innerHeight, scrollY]"
-        before = page.driver.execute_script(where, page.in_pane(".figures"))
-        page.type(TEXT[:3000])
-        page.press("read")
-        after = page.driver.execute_script(where, page.in_pane(".figures"))
-        assert after == before
-        assert 0 <= after[0] < after[1] <= after[2]
-        wide = page.driver.execute_script(
-            "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        )
-        assert wide == 0
-    finally:
-        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-def test_bars_stand_beside_what_they_show(page, exported):
-    page.type(TEXT[:2000])
-    page.press("read")
-    legend = {bar.find_element("css selector", "dt").text: bar for bar in page.all(".pane .bar")}
-    assert list(legend) == ["state of this text", "cache of a transformer"]
-    tokens = int(page.figure("read").replace(",", ""))
-    info = json.loads((exported[2] / "model" / "info.json").read_text())
-    cache, state = (
-        info["cache_bytes_per_token"] * tokens,
-        page.driver.execute_script("return [...retnet.panes][0].state.bytes"),
-    )
-    assert page.figure("cache") == f"{cache / 1000:.1f}".removesuffix(".0") + " kB"
-    for bar, size in zip(legend.values(), (state, cache), strict=True):
-        [width] = page.driver.execute_script("return [arguments[0].style.width]", bar.find_element("css selector", "i"))
-        assert float(width.removesuffix("%")) == pytest.approx(100 * size / max(state, cache), rel=1e-3)
-
-
 def test_tokens_that_were_read_and_written_are_counted_by_themselves(page, exported):
     read = len(exported[1](BEGINNING)["input_ids"])
     page.type(BEGINNING)
@@ -537,15 +469,6 @@ def test_a_setting_out_of_its_bounds_is_refused_before_anything_is_read(page, na
     assert page.message().startswith("Wrote")
 
 
-def test_a_word_that_the_model_does_not_have_is_told_before_anything_is_read(page, exported):
-    first = exported[1](BEGINNING)["input_ids"][-1]
-    page.driver.execute_script("retnet.info.vocabulary = arguments[0]", first)
-    page.type(BEGINNING)
-    page.press("write")
-    assert page.message().startswith("The model does not know “")
-    assert (page.text(), page.in_pane("textarea").get_property("value")) == ("", BEGINNING)
-
-
 def test_the_text_is_copied(page):
     page.type(BEGINNING)
     assert not page.in_pane("[data-action=copy]").is_enabled()
@@ -558,19 +481,6 @@ def test_the_text_is_copied(page):
         field.send_keys(Keys.CONTROL, "v")
         assert field.get_property("value") == page.text()
         page.driver.execute_script("arguments[0].closest('.pane').querySelector('.message').textContent = ''", field)
-
-
-def test_starting_again_forgets_the_text_and_can_be_taken_back(page):
-    page.type(BEGINNING)
-    page.press("write")
-    before = page.text()
-    page.press("restart")
-    page.type(BEGINNING)
-    page.press("write")
-    assert page.text() == before
-    for _ in range(2):
-        page.press("rewind")
-    assert page.text() == before
 
 
 def test_what_is_kept_to_rewind_is_bounded_and_the_page_says_so(page):
@@ -618,33 +528,6 @@ def test_the_keyboard_is_enough(page):
     assert page.driver.execute_script(unnamed) == []
 
 
-def test_it_is_light_and_dark(page):
-    def brightness() -> float:
-        picture = Image.open(io.BytesIO(page.driver.get_screenshot_as_png())).convert("L")
-        return ImageStat.Stat(picture).mean[0]
-
-    first = brightness()
-    page.all("#theme")[0].click()
-    time.sleep(0.2)
-    assert {first > 128, brightness() > 128} == {True, False}
-
-
-def test_the_page_is_short_and_whole(exported):
-    folder = exported[2]
-    own = [file for file in folder.iterdir() if file.is_file()]
-    assert {file.name for file in own} == {"index.html", "style.css", "app.js", "model.js", "state_file.js"}
-    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in own) <= 900
-    assert {file.name for file in (folder / "model").iterdir()} == {
-        "info.json",
-        "model.onnx",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-    licences = {file.name for file in (folder / "vendor").iterdir() if not file.suffix.endswith(("mjs", "wasm"))}
-    assert licences == {"huggingface-tokenizers-0.2.0.LICENSE", "onnxruntime-web-1.30.0.package.json"}
-    assert json.loads((folder / "vendor" / "onnxruntime-web-1.30.0.package.json").read_text())["license"] == "MIT"
-
-
 def test_texts_begin_with_a_learned_state_and_weights_may_have_8_bits(tmp_path):
     tokenizer, model = train_tokenizer([TEXT], 300), small_model("fla", vocab_size=300, eos_token_id=0, num_hidden_layers=1)
     with torch.no_grad():
@@ -688,13 +571,13 @@ def test_what_a_browser_cannot_load_is_refused_and_leaves_nothing(tmp_path, toke
         export_web(small_model(), tmp_path / "out", tokenizer, kind="int4")
     with pytest.raises(ExportError, match="this tokenizer does not have"):
         export_web(small_model(), tmp_path / "out", None)
-    monkeypatch.setattr(npm_packages, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(web_folder, "CACHE", tmp_path / "cache")
     (tmp_path / "cache").mkdir()
-    digest = npm_packages.PACKAGES["onnxruntime-web@1.30.0"].digest
+    digest = web_folder.PACKAGES["onnxruntime-web@1.30.0"].digest
     (tmp_path / "cache" / f"{digest[:16]}.tgz").write_bytes(b"another one")
     with pytest.raises(ExportError, match="npm fetched a wrong package for .*: its SHA-512 does not match"):
         export_web(small_model(), tmp_path / "out", tokenizer)
-    monkeypatch.setattr(npm_packages.shutil, "which", lambda name: None)
+    monkeypatch.setattr(web_folder.shutil, "which", lambda name: None)
     with pytest.raises(ExportError, match="npm is needed to fetch .*: install Node.js"):
         export_web(small_model(), tmp_path / "out", tokenizer)
     (tmp_path / "taken").mkdir()
@@ -706,3 +589,8 @@ def test_what_a_browser_cannot_load_is_refused_and_leaves_nothing(tmp_path, toke
     with pytest.raises(ExportError, match="a state of one row in float32, got 2 rows"):
         export_web(small_model(), tmp_path / "out", tokenizer, state=two_rows)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "taken"]
+
+
+def test_packages_of_others_come_with_their_licences(exported):
+    licences = {file.name for file in (exported[2] / "vendor").iterdir() if not file.suffix.endswith(("mjs", "wasm"))}
+    assert licences == {"huggingface-tokenizers-0.2.0.LICENSE", "onnxruntime-web-1.30.0.package.json"}

@@ -21,7 +21,7 @@ from transformers import TrainerControl, TrainerState
 from retnet_hf.cli import ranks
 from retnet_hf.cli.errors import InputError
 from retnet_hf.cli.main import main
-from retnet_hf.cli.training.schedule import Course, Supervisor
+from retnet_hf.cli.training.run import Course, Supervisor
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")

@@ -22,8 +22,8 @@ from torchrun import free_port
 
 from retnet_hf import RetNetForMaskedLM, RetNetState
 from retnet_hf.cli.commands import serve
+from retnet_hf.cli.commands.serve import dtype_of, vllm_arguments
 from retnet_hf.cli.errors import InputError, how_to_install
-from retnet_hf.cli.serving.served_model import dtype_of, state_bytes, vllm_arguments
 
 
 END = VOCAB_SIZE - 1
@@ -112,8 +112,7 @@ def test_vllm_is_told_how_much_memory_states_take_on_a_cpu(dialect, monkeypatch)
     config = small_config(dialect)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     sizes = [layer.recurrent_states.nbytes for layer in RetNetState.zeros(config, 1).layers]
-    assert state_bytes(config) == len(sizes) * max(sizes)
-    told = ["--max-num-seqs", "64", "--enforce-eager", "--kv-cache-memory-bytes", str(66 * state_bytes(config))]
+    told = ["--max-num-seqs", "64", "--enforce-eager", "--kv-cache-memory-bytes", str(66 * len(sizes) * max(sizes))]
     assert vllm_arguments(config, 64, None) == told
     assert vllm_arguments(config, 64, 100)[2:4] == ["--max-model-len", "100"]
     quarter = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
@@ -140,13 +139,16 @@ def test_weights_are_served_in_a_dtype_that_is_fast(saved, accelerator, asked, d
     assert dtype_of(config, asked) == dtype
 
 
-def test_vllm_is_run_with_the_arguments_of_the_command(folder, retnet_hf, monkeypatch):
+@pytest.mark.parametrize(("host", "reached"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]")])
+def test_vllm_is_run_with_the_arguments_of_the_command(folder, retnet_hf, monkeypatch, host, reached):
     commands, port = [], free_port()
+    monkeypatch.setattr(serve, "require_free", lambda *address: None)
     monkeypatch.setattr(serve, "ENGINES", {"vllm": ()})
     monkeypatch.setattr(serve, "become", commands.append)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    retnet_hf("serve", folder, "--port", port, "--requests", "4", "--length", "100", "--", "--seed", "1")
-    options = f"--host 127.0.0.1 --port {port} --dtype float32 --max-num-seqs 4 --max-model-len 100 --seed 1".split()
+    arguments = ["--port", port, "--host", host, "--requests", "4", "--length", "100", "--", "--seed", "1"]
+    assert f"served at http://{reached}:{port} once" in retnet_hf("serve", folder, *arguments).err
+    options = f"--host {host} --port {port} --dtype float32 --max-num-seqs 4 --max-model-len 100 --seed 1".split()
     module = ["-m", "vllm.entrypoints.openai.api_server"]
     assert commands == [[sys.executable, *module, "--model", str(folder), *options]]
 
@@ -162,34 +164,12 @@ def test_weights_that_cannot_be_read_are_said_in_one_line(folder, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("host", "address"), [("0.0.0.0", "http://127.0.0.1:1"), ("::1", "http://[::1]:1"), ("a", "http://a:1")]
-)
-def test_the_address_is_one_that_answers(host, address):
-    assert serve.address_of(host, 1) == address
-
-
 def test_a_port_in_use_is_said_before_a_model_is_loaded():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(InputError, match=f"port {taken.getsockname()[1]}: Address already in use"):
             serve.require_free(*taken.getsockname())
-
-
-@pytest.mark.parametrize(
-    ("options", "refusal"),
-    [
-        (["--requests", "4"], "--requests needs --engine vllm"),
-        (["--length", "100"], "--length needs --engine vllm"),
-        (["--keep-states", "kept"], "No such option: --keep-states"),
-    ],
-    ids=lambda part: part[0] if isinstance(part, list) else "",
-)
-def test_what_the_server_of_transformers_has_not_is_refused_before_a_model_is_loaded(folder, options, refusal, retnet_hf):
-    answer = retnet_hf("serve", folder, "--engine", "transformers", "--port", free_port(), *options)
-    assert answer.code == 2
-    assert refusal in answer.err
 
 
 @pytest.mark.parametrize(("engine", "extra"), [("vllm", "vllm"), ("transformers", "serve")])
@@ -200,8 +180,17 @@ def test_a_missing_engine_is_named_with_the_command_that_installs_it(folder, eng
     assert answer.err == f"retnet-hf: the server of {engine} is not installed: {how_to_install(extra)}\n"
 
 
-def test_a_model_of_another_kind_is_refused(tmp_path, retnet_hf):
-    small_model(model_class=RetNetForMaskedLM, bidirectional=True).save_pretrained(tmp_path / "encoder")
-    answer = retnet_hf("serve", tmp_path / "encoder", "--engine", "transformers", "--port", free_port())
+@pytest.mark.parametrize(
+    ("name", "options", "refusal"),
+    [
+        ("my-model", ["--requests", "4"], "--requests needs --engine vllm"),
+        ("my-model", ["--length", "100"], "--length needs --engine vllm"),
+        ("my-model", ["--keep-states", "kept"], "No such option: --keep-states"),
+        ("encoder", [], "holds no causal RetNet"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(folder, name, options, refusal, retnet_hf):
+    small_model(model_class=RetNetForMaskedLM, bidirectional=True).save_pretrained(folder.parent / "encoder")
+    answer = retnet_hf("serve", folder.parent / name, "--engine", "transformers", "--port", free_port(), *options)
     assert answer.code == 2
-    assert "holds no causal RetNet" in answer.err
+    assert refusal in answer.err

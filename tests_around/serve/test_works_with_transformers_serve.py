@@ -88,14 +88,6 @@ def expected(prompt: str) -> str:
     return tokenizer().decode(tokens, skip_special_tokens=True)
 
 
-def test_serve_completes_a_chat(server, folder):
-    answer = json.loads(
-        post(server, "/v1/chat/completions", model=str(folder), messages=MESSAGES, max_tokens=ANSWER, temperature=0)
-    )
-    assert answer["choices"][0]["message"]["content"] == expected("w5 w6 w7 w3")
-    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": ANSWER, "total_tokens": 4 + ANSWER}
-
-
 def test_serve_streams_a_chat(server, folder):
     body = {"messages": MESSAGES, "max_tokens": ANSWER, "temperature": 0, "stream": True}
     lines = post(server, "/v1/chat/completions", model=str(folder), **body).splitlines()
@@ -103,11 +95,6 @@ def test_serve_streams_a_chat(server, folder):
     pieces = [event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]]
     assert len([piece for piece in pieces if piece]) > 2
     assert "".join(pieces) == expected("w5 w6 w7 w3")
-
-
-def test_serve_completes_a_text(server, folder):
-    answer = json.loads(post(server, "/v1/completions", model=str(folder), prompt="w9 w8", max_tokens=ANSWER, temperature=0))
-    assert answer["choices"][0]["text"] == expected("w9 w8")
 
 
 def test_chat_talks_to_the_server(server, folder, environment):

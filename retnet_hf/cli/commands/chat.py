@@ -1,9 +1,10 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """`retnet-hf chat`: a conversation with a saved model."""
 
+import functools
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,12 +15,11 @@ from retnet_hf.conversion.errors import first_line, printable
 from ..errors import InputError
 from ..interrupts import handling
 from ..named_inputs import model_source
-from ..options import Model, RepetitionPenalty, Temperature, TopK, TopP, WriterThreads, run_option, sampling_option
-from ..slow_imports import loading
+from ..options import Model, RepetitionPenalty, Temperature, TopK, TopP, WriterThreads, loading, run_option, sampling_option
 
 
 if TYPE_CHECKING:
-    from ..text.conversation import Conversation
+    from ..text.generation import Conversation
 
 COMMANDS = {
     "/save FILE": "save the state, and the text in FILE.json",
@@ -59,17 +59,9 @@ def chat(
     name = model_source(model)
     console = Console(stderr=True, highlight=False)
     with loading(console, threads):
-        import torch
+        from ..text.generation import Conversation, load_writer, sampling
 
-        from ..text.conversation import Conversation
-        from ..text.generation import load_model, sampling, use_few_threads
-
-    with console.status("loading the model"):
-        network, tokenizer = load_model(name)
-    if threads is None:
-        use_few_threads(network)
-    if seed is not None:
-        torch.manual_seed(seed)
+    network, tokenizer = load_writer(name, console, threads, seed)
     arguments = sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
     conversation = Conversation(network, tokenizer, arguments, system)
     if system is not None and not conversation.uses_template:
@@ -77,30 +69,31 @@ def chat(
             "--system needs a model with a chat template, and this one has none: leave it out, or save the template as "
             f"chat_template.jinja in {name}"
         )
-    talk(conversation, console)
-
-
-def talk(conversation: "Conversation", console: Console) -> None:
-    """Reads lines from stdin until it ends: lines that begin with a slash are commands, other lines are messages."""
     branches, current = [conversation], 0
-    console.print("/help shows the commands", style="dim")
-    for line in lines(console):
+    tell = functools.partial(console.print, style="dim", markup=False)
+    tell("/help shows the commands")
+    for line in lines(tell):
         command, _, argument = line.strip().partition(" ")
+        argument = argument.strip()
         try:
             if command in ("/exit", "/quit"):
                 return
             if command == "/branch":
-                current = chosen_branch(branches, current, argument.strip())
-                console.print(f"conversation {current + 1} of {len(branches)}", style="dim")
+                if not argument:
+                    branches.append(branches[current].branch())
+                elif not argument.isdigit() or not 1 <= int(argument) <= len(branches):
+                    raise InputError(f"/branch takes a number from 1 to {len(branches)}, or no number")
+                current = int(argument or len(branches)) - 1
+                tell(f"conversation {current + 1} of {len(branches)}")
             elif command.startswith("/"):
-                obey(branches[current], command, argument.strip(), console)
+                obey(branches[current], command, argument, tell)
             elif line.strip():
-                answer(branches[current], line.strip(), console)
+                answer(branches[current], line.strip(), tell)
         except (InputError, RuntimeError, ValueError) as error:  # after errors of generation, the conversation continues
             console.print(printable(first_line(error)), style="red", markup=False, soft_wrap=True)
 
 
-def lines(console: Console) -> Iterator[str]:
+def lines(tell: Callable[[str], object]) -> Iterator[str]:
     """Yields the lines of the user. Ctrl-C discards an unfinished line."""
     asks = sys.stdin.isatty()
     while True:
@@ -110,10 +103,10 @@ def lines(console: Console) -> Iterator[str]:
         except EOFError:
             return
         except KeyboardInterrupt:
-            console.print("\n/exit or Ctrl-D ends the conversation", style="dim")
+            tell("\n/exit or Ctrl-D ends the conversation")
 
 
-def answer(conversation: "Conversation", text: str, console: Console) -> None:
+def answer(conversation: "Conversation", text: str, tell: Callable[[str], object]) -> None:
     """Sends a line to the model and prints the answer on stdout while it is generated. Ctrl-C ends the answer."""
     heard = []
     with handling(lambda *_: heard.append(True), signal.SIGINT):
@@ -121,10 +114,10 @@ def answer(conversation: "Conversation", text: str, console: Console) -> None:
     print(flush=True)
     size = "" if turn.state_bytes is None else f"; the state takes {turn.state_bytes:,} bytes"
     end = ", stopped" if turn.stopped else ""
-    console.print(f"{turn.new_tokens} tokens{end}, {turn.tokens_per_second:,.1f} tokens/s{size}", style="dim")
+    tell(f"{turn.new_tokens} tokens{end}, {turn.tokens_per_second:,.1f} tokens/s{size}")
 
 
-def obey(conversation: "Conversation", command: str, argument: str, console: Console) -> None:
+def obey(conversation: "Conversation", command: str, argument: str, tell: Callable[[str], object]) -> None:
     """Runs a command on one conversation. Raises InputError if that is not possible."""
     if command == "/rewind":
         if not conversation.rewind():
@@ -133,31 +126,18 @@ def obey(conversation: "Conversation", command: str, argument: str, console: Con
             )
         messages = conversation.memory.messages or []
         last = next((message["content"] for message in reversed(messages) if message["role"] == "user"), None)
-        console.print(
-            "back at the beginning" if last is None else printable(f"back after: {last}"), style="dim", markup=False
-        )
+        tell("back at the beginning" if last is None else printable(f"back after: {last}"))
     elif command in ("/save", "/load"):
         if not argument:
             raise InputError(f"{command} needs the name of a file")
         file = Path(argument).expanduser()
         if command == "/save":
             conversation.save(file)
-            console.print(f"saved: {file}, {file.stat().st_size:,} bytes", style="dim", markup=False)
+            tell(f"saved: {file}, {file.stat().st_size:,} bytes")
         else:
-            told = conversation.load(file)
-            console.print(f"loaded: {file}" + ("" if told else ", a state without its text"), style="dim", markup=False)
+            tell(f"loaded: {file}" + ("" if conversation.load(file) else ", a state without its text"))
     elif command == "/help":
         for name, meaning in COMMANDS.items():
-            console.print(f"{name:12} {meaning}", style="dim", markup=False)
+            tell(f"{name:12} {meaning}")
     else:
         raise InputError(f"there is no command {command}: /help shows all commands")
-
-
-def chosen_branch(branches: "list[Conversation]", current: int, number: str) -> int:
-    """Returns the index of a new conversation, or of the one with that number. Raises InputError for a wrong number."""
-    if not number:
-        branches.append(branches[current].branch())
-        return len(branches) - 1
-    if not number.isdigit() or not 1 <= int(number) <= len(branches):
-        raise InputError(f"/branch takes a number from 1 to {len(branches)}, or no number")
-    return int(number) - 1

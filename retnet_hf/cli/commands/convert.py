@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""`retnet-hf convert`: turns a checkpoint of another implementation into a folder that transformers loads."""
+"""`retnet-hf convert` turns a checkpoint into a folder that transformers loads; `retnet-hf inspect` describes it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +13,15 @@ from retnet_hf.conversion.replaced_folder import claim, locked
 from ..errors import require_one_of
 from ..interrupts import leaving_order, litter
 from ..named_inputs import require_checkpoint
-from ..options import Overwrite, argument
-from ..slow_imports import loading
+from ..options import Overwrite, argument, loading
+
+
+Source = Annotated[str, argument(metavar="INPUT", help="Folder or file of a checkpoint, or its name on the Hub.")]
 
 
 def convert(
     context: typer.Context,
-    source: Annotated[str, argument(metavar="INPUT", help="Folder or file of a checkpoint, or its name on the Hub.")],
+    source: Source,
     output: Annotated[Path, argument(metavar="OUTPUT", help="Folder of the converted model.")],
     format_name: Annotated[str | None, typer.Option("--from", metavar="FORMAT", help="Absent: detected from names.")] = None,
     licence: Annotated[str | None, typer.Option("--license", help="Licence, if the source does not state it.")] = None,
@@ -65,3 +67,24 @@ def convert(
         f"{used:,} tensors of format {plan.format}, each used once, became {model.num_parameters():,} parameters in {output}"
     )
     console.print(f"load it: {how_to_load(model, str(output))}", soft_wrap=True)
+
+
+def inspect(source: Source) -> None:
+    """Describe a checkpoint: format, size, parameters, size of the state, and how long each head remembers.
+
+    [bold]Examples[/bold]
+
+    retnet-hf inspect retnet-model
+
+    retnet-hf inspect pytorch_model.bin
+    """
+    require_checkpoint(source)
+    console = Console(highlight=False, markup=False)
+    with loading(console):
+        from retnet_hf.conversion.checkpoint import Checkpoint
+        from retnet_hf.conversion.conversion_tables import describe
+
+    facts, decays = describe(Checkpoint(locate(source)))
+    console.print(facts, soft_wrap=True)
+    if decays is not None:
+        console.print(decays)

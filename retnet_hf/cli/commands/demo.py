@@ -1,27 +1,31 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""`retnet-hf demo`: trains a model, generates text, and shows that the state keeps its size."""
+"""`retnet-hf demo`: trains a model, generates text, shows that the state keeps its size, and serves a page of it."""
 
+import functools
+import http.server
 import itertools
 import shutil
 import time
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+import retnet_hf.export
+
 from ..errors import Interrupted
 from ..interrupts import leaving_order
 from ..named_inputs import require_data
-from ..options import Overwrite, data_option, run_option, training_option
-from ..slow_imports import loading
+from ..options import Overwrite, data_option, loading, run_option, training_option
 from ..text.corpus import SAMPLE_TEXT, read_documents, text_files
 from ..training.run_folder import TrainingFolder
 from .generate import emit, invite
 
 
 if TYPE_CHECKING:
-    from ..text.training import TextRun
+    from ..training.run import TextRun
 
 MANY = 16_384  # tokens
 
@@ -57,16 +61,15 @@ def demo(
     require_data(source)
     console = Console(highlight=False)
     with loading(console, threads):
-        from ..text.training import Recipe, prepare
-        from ..training.progress import show_training
-        from ..training.schedule import Course
+        from ..training.run import Course, Recipe, prepare
 
         if browser:
-            from retnet_hf.export.npm_packages import fetch_packages
+            from retnet_hf.export.web_folder import PACKAGES, fetched
 
-            from ..page import make_page, serve_page
+            from ..text.generation import load_model
 
-            fetch_packages()  # fails before the training if something is missing
+            for package in PACKAGES.items():
+                fetched(*package)  # fails before the training if something is missing
 
     recipe = Recipe(preset="tiny", vocab_size=2048, batch_size=4, lr=5e-3)
     reserve = min(0.4, 0.2 * minutes)  # for loading libraries before training, and for generation after it
@@ -77,7 +80,7 @@ def demo(
     console.print(text_files([source])[1], markup=False, soft_wrap=True)
     with leaving_order():
         try:
-            show_training(run, console)
+            run.train(console)
         except Interrupted as error:
             message = "interrupted; a demo keeps nothing of an unfinished run"
             raise Interrupted(message, error.signal_number) from None
@@ -88,7 +91,9 @@ def demo(
     console.print(f"\n{time.monotonic() - started:.0f} s in all")
     if browser:
         with console.status("making a page"):
-            page = make_page(folder.output)
+            page = folder.output.with_name(f"{folder.output.name}-page")
+            model, tokenizer = load_model(str(folder.output))
+            retnet_hf.export.export_web(model, page, tokenizer, name=folder.output.name, overwrite=True)
         serve_page(page, console)
     else:
         invite(output, run.prompt, console)
@@ -125,3 +130,23 @@ def free_name(name: str) -> Path:
     """Returns the first of name, name-2, name-3, … without a result or an unfinished run."""
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(Path(name) for name in names if not Path(name).exists() and not Path(f"{name}.partial").exists())
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves files without logging requests."""
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def serve_page(page: Path, console: Console) -> None:
+    """Opens a page and serves it, only to this machine, until Ctrl-C."""
+    handler = functools.partial(Quiet, directory=str(page))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        address = f"http://localhost:{server.server_port}"
+        console.print(f"\nthe model in a page: {address}   (Ctrl-C ends it; the folder is {page})", soft_wrap=True)
+        webbrowser.open(address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            console.print("ended")

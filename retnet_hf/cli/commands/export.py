@@ -13,8 +13,7 @@ from retnet_hf.conversion.replaced_folder import claim, locked
 from ..errors import InputError
 from ..interrupts import leaving_order, litter
 from ..named_inputs import load, model_source
-from ..options import Model, Overwrite, argument
-from ..slow_imports import loading
+from ..options import Model, Overwrite, argument, loading
 
 
 def export(

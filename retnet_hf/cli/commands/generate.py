@@ -12,8 +12,18 @@ from rich.console import Console
 
 from ..errors import InputError
 from ..named_inputs import model_source
-from ..options import Model, RepetitionPenalty, Temperature, TopK, TopP, WriterThreads, argument, run_option, sampling_option
-from ..slow_imports import loading
+from ..options import (
+    Model,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+    WriterThreads,
+    argument,
+    loading,
+    run_option,
+    sampling_option,
+)
 
 
 def generate(
@@ -46,19 +56,12 @@ def generate(
     name = model_source(model)
     console = Console(stderr=True)
     with loading(console, threads):
-        import torch
+        from ..text.generation import compile_steps, continue_text, load_writer, sampling
 
-        from ..text.generation import compile_steps, continue_text, load_model, sampling, use_few_threads
-
-    with console.status("loading the model"):
-        network, tokenizer = load_model(name)
-    if threads is None:
-        use_few_threads(network)
+    network, tokenizer = load_writer(name, console, threads, seed)
     if compile_:
         with console.status("compiling, unless that was done before"):
             network = compile_steps(network)
-    if seed is not None:
-        torch.manual_seed(seed)
     if echo:
         emit(text)
     arguments = sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)

@@ -1,6 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """`retnet-hf linearize`: turns a pretrained transformer into a RetNet."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,8 +11,7 @@ from rich.console import Console
 from .. import options, ranks
 from ..errors import InputError, require_one_of
 from ..named_inputs import model_source, require_data
-from ..options import argument, data_option, model_option, run_option, training_option
-from ..slow_imports import loading
+from ..options import argument, data_option, loading, model_option, run_option, training_option
 from ..training.run_folder import TrainingFolder
 
 
@@ -136,15 +136,11 @@ def linearize(
     with loading(console, threads):
         from retnet_hf.arguments.checks import DECAY_SCHEDULES
 
-        from ..linearizing.budget import as_begun, measured_speed, planned, sentence
         from ..linearizing.pipeline import Linearization
-        from ..linearizing.recipe import Recipe
-        from ..linearizing.teacher import dequantised, source_config
-        from ..linearizing.texts import read_texts
+        from ..linearizing.recipe import PLANNED, Recipe, measured_speed, planned
+        from ..linearizing.sources import dequantised, read_texts, source_config
         from ..text.corpus import load_tokenizer, text_files
-        from ..training.run import within_memory
-        from ..training.schedule import Course
-        from ..training.start import Start
+        from ..training.run import Course, Start, within_memory
 
     ranks.join()
     require_one_of("--decays", decays, DECAY_SCHEDULES)
@@ -169,12 +165,16 @@ def linearize(
         raise InputError("this run was planned with --minutes: give that option again")
     if minutes is not None and not options.given(context, "align_steps", "distill_steps", "long_steps", "batch_size"):
         if resume:
-            recipe = as_begun(recipe, begun)
+            recipe = replace(recipe, **{name: begun[name] for name in PLANNED if name in begun})
         else:
             with console.status("measuring the speed of this machine"), within_memory():
                 speed = ranks.of_first(lambda: measured_speed(recipe))
             recipe = planned(recipe, speed, config.num_hidden_layers, minutes)
-            console.print(sentence(recipe, speed, minutes), soft_wrap=True)
+            speeds = f"{speed.aligning:,.0f} tokens/s in stage 1 and {speed.distilling:,.0f} in stage 2"
+            counts = " + ".join(f"{count:,}" for count in recipe.steps.values())
+            planned_steps = f"{counts} steps of {recipe.batch_size} x {recipe.block_size} tokens"
+            report = f"{recipe.report:.0%} of the full report"
+            console.print(f"{minutes:g} minutes: {speeds} make {planned_steps}; {report}", soft_wrap=True)
     with console.status("reading the text"):
         reading = {"field": field, "split": split, "apart_from": own}
         read = read_texts(texts, unseen or [], tokenizer, recipe, config.vocab_size, subset, **reading)

@@ -2,23 +2,27 @@
 """`retnet-hf serve`: runs `transformers serve` or vLLM's server with a RetNet."""
 
 import json
+import math
 import os
 import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
 
 from ..errors import InputError, how_to_install
-from ..named_inputs import model_source
-from ..options import Model, run_option
-from ..slow_imports import loading
+from ..named_inputs import load, model_source
+from ..options import Model, loading, run_option
 
+
+if TYPE_CHECKING:
+    from retnet_hf import RetNetConfig
 
 ENGINES = {"vllm": ("vllm",), "transformers": ("fastapi", "uvicorn", "openai")}  # engines, and the packages that they need
 
@@ -60,10 +64,16 @@ def serve(
             raise InputError(f"{option} needs --engine vllm")
     require_free(host, port)
     with loading(console):
-        from ..serving.served_model import dtype_of, retnet_config, vllm_arguments
+        from transformers import AutoConfig
+
+        from retnet_hf import RetNetConfig
+
         from ..text.corpus import load_tokenizer
 
-    config = retnet_config(name)
+    config = load(AutoConfig, name)
+    if not isinstance(config, RetNetConfig) or config.bidirectional:
+        hint = ": `retnet-hf convert` turns it into a RetNet" if config.model_type == "minimax" else ""
+        raise InputError(f"{name} holds no causal RetNet, but a model of type {config.model_type}{hint}")
     # fails with one line if the tokenizer is wrong; the servers would print a traceback
     if "--trust-remote-code" not in context.args and load_tokenizer(name).chat_template is None:
         print("The model has no chat template: /v1/completions answers, /v1/chat/completions does not", file=sys.stderr)
@@ -72,11 +82,44 @@ def serve(
         own = vllm_arguments(config, requests or 64, length, context.args)
         command = ["-m", "vllm.entrypoints.openai.api_server", "--model", name, *shared, *own]
     else:
-        command = ["-m", "retnet_hf.cli.serving.transformers", "serve", name, *shared, "--log-level", "error", *context.args]
-    address = address_of(host, port)
+        command = ["-m", "retnet_hf.cli.serve_transformers", "serve", name, *shared, "--log-level", "error", *context.args]
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # from programs on this machine
+    address = f"http://{f'[{reached}]' if ':' in reached else reached}:{port}"
+    body = json.dumps({"model": name, "prompt": "In the beginning", "max_tokens": 32, "stream": True})
+    example = ["curl", "-N", f"{address}/v1/completions", "-H", "Content-Type: application/json", "-d", body]
     told = f"{Path(name).name} is served at {address} once it is loaded; Ctrl-C ends it. Then try:"
-    print(told, example(name, address), sep="\n", file=sys.stderr, flush=True)
+    print(told, shlex.join(example), sep="\n", file=sys.stderr, flush=True)
     become([sys.executable, *command])
+
+
+def dtype_of(config: "RetNetConfig", asked: str) -> str:
+    """Returns the dtype of the weights. Half precision, the default of vLLM, is slow on most CPUs."""
+    import torch
+
+    saved = str(config.dtype).removeprefix("torch.")
+    half = saved in ("bfloat16", "float16") and torch.accelerator.is_available()
+    return asked if asked != "auto" else saved if half else "float32"
+
+
+def vllm_arguments(config: "RetNetConfig", requests: int, length: int | None, further: Sequence[str] = ()) -> list[str]:
+    """Returns arguments of vLLM's server. `further` come last and override the others.
+
+    On a CPU, vLLM would reserve nearly all memory. Here it reserves memory for the states of all requests, or a quarter of
+    the machine's memory if it also stores keys and values, or states of prefixes.
+    """
+    import torch
+
+    told = ["--max-num-seqs", str(requests)]
+    told += [] if length is None else ["--max-model-len", str(length)]
+    if torch.accelerator.is_available():
+        return [*told, *further]
+    if config.has_softmax_attention or "--enable-prefix-caching" in further:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    else:
+        shapes = map(config.state_shape, range(config.num_hidden_layers))  # each layer has a slot of the largest size
+        slot = 4 * config.num_hidden_layers * math.prod(map(max, zip(*shapes, strict=True)))
+        memory = (requests + 2) * slot  # vLLM uses some slots itself
+    return [*told, "--enforce-eager", "--kv-cache-memory-bytes", str(memory), *further]
 
 
 def require_free(host: str, port: int) -> None:
@@ -85,18 +128,6 @@ def require_free(host: str, port: int) -> None:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         raise InputError(f"nothing can listen at {host}, port {port}: {error.strerror or error}") from error
-
-
-def address_of(host: str, port: int) -> str:
-    """Returns the URL of the server for programs on this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def example(model: str, address: str) -> str:
-    """Returns a shell command that asks the server to continue a text."""
-    body = json.dumps({"model": model, "prompt": "In the beginning", "max_tokens": 32, "stream": True})
-    return shlex.join(["curl", "-N", f"{address}/v1/completions", "-H", "Content-Type: application/json", "-d", body])
 
 
 def become(command: list[str]) -> NoReturn:

@@ -10,8 +10,7 @@ from rich.console import Console
 from .. import options, ranks
 from ..errors import InputError
 from ..named_inputs import require_data
-from ..options import argument, data_option, model_option, run_option, training_option
-from ..slow_imports import loading
+from ..options import argument, data_option, loading, model_option, run_option, training_option
 from ..training.run_folder import TrainingFolder
 from .generate import invite
 
@@ -71,20 +70,20 @@ def train(
     console = Console(highlight=False, quiet=not ranks.FIRST)
     ranks.share_of(batch_size)
     with loading(console, threads):
-        from retnet_hf.retnet.configuration_retnet import RetNetConfig
-
         from ..text.corpus import read_documents, text_files
-        from ..text.training import Recipe, prepare
-        from ..training.progress import complete
-        from ..training.run import read_config
-        from ..training.schedule import Course
+        from ..training.run import Course, Recipe, prepare, read_config
 
     ranks.join()
-    fields = None if config is None else read_config(config, RetNetConfig)
+    fields = None if config is None else read_config(config)
     recipe = options.chosen(Recipe, context, preset=preset or (None if config else "tiny"), config=fields)
     with console.status("reading the text, preparing tokenizer and model"):
         documents = read_documents(texts, field, split, subset, folder.own)
         run = prepare(texts, documents, folder, recipe, options.chosen(Course, context))
     console.print(text_files(texts, folder.own)[1], markup=False, soft_wrap=True)
-    if complete(run, console):
-        invite(output, run.prompt, console)
+    if run.checkpoint is not None and run.checkpoint.parent == folder.output and run.steps_done >= run.course.steps:
+        done = f"{folder.output} is trained to step {run.steps_done:,} already; more --steps or --epochs continue it"
+        console.print(done, markup=False, soft_wrap=True)
+        return
+    run.train(console)
+    console.print(f"saved: {folder.output}", markup=False, soft_wrap=True)
+    invite(output, run.prompt, console)

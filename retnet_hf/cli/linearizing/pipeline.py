@@ -7,41 +7,74 @@ before. After an interruption, finished stages are kept, and the unfinished stag
 
 import gc
 import json
+import shutil
 import statistics
+import textwrap
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
+from retnet_hf.conversion.converted_card import licence_of
+from retnet_hf.conversion.replaced_folder import replace as publish
 from retnet_hf.conversion.whole_files import write_whole
+from retnet_hf.hub.cards import model_card
 from retnet_hf.linearization import (
+    AlignmentTrainer,
+    DistillationTrainer,
+    LayersBefore,
     StoredTeacher,
     costliest_layers,
     layer_costs,
     measure_heads,
+    prepare_for_alignment,
+    prepare_for_distillation,
     store_teacher,
     transfer,
 )
+from retnet_hf.linearization.alignment import measure_layers
+from retnet_hf.linearization.linearized_card import markdown
 from retnet_hf.linearization.measures import mean_divergence
+from retnet_hf.linearization.what_was_kept import (
+    Extent,
+    Report,
+    Training,
+    is_worse,
+    measure_decoding,
+    measure_parts,
+    measure_text,
+    measure_texts,
+    measured_divergence,
+    measured_part,
+    recalled_vocabulary,
+)
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
 
 from .. import ranks
+from ..errors import SAVED, Interrupted
 from ..interrupts import leaving_order
-from ..text.generation import device, load_model
-from ..text.training import blocks_of
-from ..training.progress import show_training
-from ..training.run import within_memory
-from ..training.run_folder import TrainingFolder
-from ..training.start import Start
-from .budget import REPORT
-from .finish import finish
-from .stages import StageRecipe, StageRun, trains_in_bfloat16
-from .texts import Texts
+from ..text.generation import Conversation, device, load_model, sampling
+from ..training.run import (
+    Start,
+    TrainingRun,
+    axes_of,
+    blocks_of,
+    collate,
+    draw_loss_curve,
+    perplexity,
+    within_memory,
+)
+from ..training.run_folder import TrainingFolder, checkpoints_of
+from .recipe import REPORT, trains_in_bfloat16
+from .sources import Texts
 
 
 MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # to measure heads and layers; a head's attention map has 2048 x 2048 weights
@@ -51,6 +84,113 @@ EVALUATED_BLOCKS, LEAST_EVALUATED = 64, 4  # maximal and minimal number of block
 ASKED_TOKENS = 4096  # tokens in one call of the source, stored in one file
 COST_TEXTS, COST_TOKENS = 2, 1024  # texts to measure the costs of layers, and their minimal length
 COSTS, DIVERGENCE = "layer_costs.json", "divergence.json"  # files in the folder of the run
+POSITIONS = "positions.png"
+PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # maximal length of the example in the model card
+PROMPTS = ("Why is the sky blue?", "Write two sentences about a fox and a river.")  # answered by both models
+ANSWER_TOKENS = 48
+
+TRAINING = "training.json"  # data about the stage for the report
+FIGURES = {"align": "error of a layer", "distill": "divergence", "long": "perplexity"}  # names of the shown losses
+LOSSES = {"align": "relative squared error of a layer", "distill": "divergence, nats per token", "long": "nats per token"}
+
+
+@dataclass(frozen=True)
+class StageRecipe:
+    """All options that affect the weights of a stage, except its initial model."""
+
+    block_size: int
+    batch_size: int
+    lr: float
+    seed: int
+    lora_rank: int | None = None
+    weight_decay: float = 0.0
+
+
+@dataclass(kw_only=True)
+class StageRun(TrainingRun):
+    """A stage that is ready to start."""
+
+    least_between = 32  # saving a checkpoint of a pretrained model takes as long as several steps
+
+    name: str  # align, distill or long
+    number: int
+    stages: int  # number of all stages
+    teacher: PreTrainedModel | None = None  # if the stage calls it; otherwise, distill uses a data set of stored outputs
+    measured: Tensor | None = None  # blocks for comparing layers before and after alignment
+
+    @property
+    def warmup(self) -> float:
+        """Returns a quarter for windows: they begin near their target, and Adam's first steps are as large as the rate."""
+        return 0.25 if "sliding_attention" in self.model.config.layer_types else TrainingRun.warmup
+
+    @property
+    def rate_option(self) -> str:
+        return f"--{self.name}-lr"
+
+    def shown(self, loss: float) -> str:
+        return f"{perplexity(loss):,.2f}" if self.name == "long" else f"{loss:.4f}"
+
+    def figure(self, metrics: dict[str, float]) -> str:
+        return f"{FIGURES[self.name]} {self.shown(metrics['eval_loss'])}"
+
+    def overview(self) -> str:
+        blocks = f"{len(self.training):,} blocks of {self.recipe.block_size} tokens"
+        return f"stage {self.number} of {self.stages}, {self.name}: {blocks}"
+
+    def outcome(self) -> str:
+        before, after = self.losses[0], self.losses[-1]
+        figures = f"{self.shown(before)} before, [bold green]{self.shown(after)}[/bold green] after"
+        worse = f", which is worse: try more steps or a lower {self.rate_option}" if is_worse(before, after) else ""
+        return f"{FIGURES[self.name]} on held-out text: {figures}{worse}"
+
+    def trainer(self, **kwargs: Any) -> Trainer:
+        kwargs["args"] = self.arguments(
+            include_num_input_tokens_seen="all",
+            bf16=trains_in_bfloat16(self.model.config.hidden_size),
+        )
+        if self.recipe.lora_rank is not None:
+            from peft import LoraConfig, get_peft_model
+
+            torch.manual_seed(self.recipe.seed)
+            lora = LoraConfig(r=self.recipe.lora_rank, lora_alpha=2 * self.recipe.lora_rank, task_type="CAUSAL_LM")
+            kwargs["model"] = self.model = get_peft_model(self.model, lora)
+        elif self.name == "distill":
+            prepare_for_distillation(self.model)
+        if self.name == "long":
+            return Trainer(data_collator=collate, **kwargs)
+        if self.name == "align":
+            self.before = LayersBefore(self.model, self.teacher, self.measured)
+            prepare_for_alignment(self.model)
+            return AlignmentTrainer(data_collator=collate, teacher=self.teacher, **kwargs)
+        return DistillationTrainer(data_collator=self.teacher and collate, teacher=self.teacher, **kwargs)
+
+    def reloaded(self, checkpoint: Path) -> PreTrainedModel:
+        if self.recipe.lora_rank is None:
+            return super().reloaded(checkpoint)
+        self.model.load_adapter(checkpoint, self.model.active_adapter)
+        return self.model
+
+    def trained(self, trainer: Trainer) -> None:
+        if self.name == "align" and self.before.restore(self.model, ranks.of_first(lambda: self.before.worse(self.model))):
+            trainer.evaluate()  # the last evaluation used weights that were replaced
+
+    def finish(self, trainer: Trainer) -> None:
+        partial, state = self.folder.partial, trainer.state
+        model = self.model if self.recipe.lora_rank is None else self.model.merge_and_unload()
+        model.config.use_cache = True  # Trainer turns it off
+        model.save_pretrained(partial)
+        draw_loss_curve(self.log, partial / f"{self.name}.png", LOSSES[self.name])
+        seconds = None if self.checkpoint is not None else self.course.seconds()  # unknown after an interruption
+        tokens, losses = state.num_input_tokens_seen, (self.losses[0], self.losses[-1])
+        training = Training(self.name, LOSSES[self.name], state.global_step, tokens, seconds, *losses, self.recipe.lr)
+        (partial / TRAINING).write_text(json.dumps(asdict(training)), encoding="utf-8")
+
+    def published(self, signal_number: int | None) -> None:
+        if ranks.FIRST:
+            for checkpoint in checkpoints_of(self.folder.output):  # a finished stage needs no checkpoint
+                shutil.rmtree(checkpoint)
+        if signal_number is not None:  # stops before the next stage
+            raise Interrupted(f"interrupted at the end of the stage {self.name}, {SAVED}", signal_number)
 
 
 @dataclass(kw_only=True)
@@ -85,12 +225,6 @@ class Linearization:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    @property
-    def cost_texts(self) -> Tensor:
-        """Returns beginnings of the text, (N, T), longer than a window."""
-        length = min(max(self.recipe.block_size, COST_TOKENS), MEASURED_TOKENS, len(self.texts.training) // COST_TEXTS)
-        return self.texts.training[: COST_TEXTS * length].view(COST_TEXTS, length).long()
-
     @cached_property
     def layer_costs(self) -> dict[int, float]:
         """Returns the cost of each layer, measured once, if the costliest layers are to be kept; otherwise {}."""
@@ -104,9 +238,11 @@ class Linearization:
         return {int(layer): cost for layer, cost in costs.items()}
 
     def _measured_costs(self) -> dict[int, float]:
+        text = self.texts.training
+        length = min(max(self.recipe.block_size, COST_TOKENS), MEASURED_TOKENS, len(text) // COST_TEXTS)
         narrow = trains_in_bfloat16(self.teacher.config.hidden_size)
         with torch.autocast(self.teacher.device.type, torch.bfloat16, enabled=narrow):
-            return layer_costs(self.teacher, self.cost_texts)
+            return layer_costs(self.teacher, text[: COST_TEXTS * length].view(COST_TEXTS, length).long())
 
     @property
     def kept(self) -> list[int]:
@@ -116,11 +252,14 @@ class Linearization:
             return costliest_layers(self.layer_costs, kept.share)
         return kept.of(self.teacher.config.num_hidden_layers)
 
-    def first_student(self) -> RetNetForCausalLM:
-        """Returns the RetNet before training, in float32."""
+    def _load(self, before: Path | None) -> RetNetForCausalLM:
+        """Returns the model of the stage before, or the RetNet before training, in float32."""
+        if before is not None:
+            return AutoModelForCausalLM.from_pretrained(before, dtype=torch.float32).to(device())
         recipe, kept, blocks = self.recipe, self.kept, self.measured_blocks
         torch.manual_seed(recipe.seed)  # a resumed run must begin with the same gates
-        options = {"window": recipe.window, "sinks": recipe.sinks, "sink_distance": recipe.sink_distance}
+        distance = max(recipe.longest_block, (recipe.window or 0) + recipe.sinks) - 1  # in training or within the window
+        options = {"window": recipe.window, "sinks": recipe.sinks, "sink_distance": distance}
         if recipe.window is None:
             options |= {"gate_act": recipe.gate, "share_states": recipe.share_states, "schedule": recipe.decays}
             options["measures"] = measure_heads(self.teacher, blocks.split(max(1, MEASURED_TOKENS // blocks.shape[1])))
@@ -139,28 +278,18 @@ class Linearization:
                 self.console.print(f"softmax attention stays in layers {', '.join(map(str, self.kept))}")
             with within_memory():
                 for stage in self.recipe.steps:
-                    before = self._trained(stage, before)
+                    folder = TrainingFolder(self.folder.partial / stage, self.folder.command)
+                    if not ranks.of_first((folder.output / "config.json").exists):
+                        self._prepare(stage, folder, before).train(self.console)
+                    before = folder.output
                     self.let_go()
                 with leaving_order():
-                    ranks.of_first(lambda: finish(self, self._load(before).to(self.teacher.dtype).eval()))
+                    ranks.of_first(lambda: self._finish(before))
         finally:
             if ranks.FIRST:
                 self.folder.discard()
         minutes = (time.monotonic() - start) / 60
         self.console.print(f"linearized in {minutes:.1f} minutes, saved: {self.folder.output}", markup=False, soft_wrap=True)
-
-    def _trained(self, stage: str, before: Path | None) -> Path:
-        """Trains a stage if needed, and returns its folder."""
-        folder = TrainingFolder(self.folder.partial / stage, self.folder.command)
-        if not ranks.of_first((folder.output / "config.json").exists):
-            show_training(self._prepare(stage, folder, before), self.console)
-        return folder.output
-
-    def _load(self, before: Path | None) -> RetNetForCausalLM:
-        """Returns the model of the stage before."""
-        if before is None:
-            return self.first_student()
-        return AutoModelForCausalLM.from_pretrained(before, dtype=torch.float32).to(device())
 
     def _prepare(self, stage: str, folder: TrainingFolder, before: Path | None) -> StageRun:
         """Returns a stage that is ready to begin, or to continue from its last checkpoint."""
@@ -179,7 +308,9 @@ class Linearization:
         model = self._load(before)
         if not asks_teacher:
             self.let_go(of_teacher=True)
-        recipe = StageRecipe.of(self.recipe, stage, model.config.hidden_size, divergence)
+        rate = self.recipe.rate(stage, model.config.hidden_size, divergence)
+        lora_rank = None if stage == "align" else self.recipe.lora_rank
+        recipe = StageRecipe(block_size, self.recipe.batch_size, rate, self.recipe.seed, lora_rank)
         minutes, resume = self._minutes_of(stage), folder.partial.exists()
         course = replace(course, steps=steps[stage], minutes=minutes, started=time.monotonic(), resume=resume)
         return StageRun(
@@ -228,3 +359,95 @@ class Linearization:
             batches = chosen.split(max(1, ASKED_TOKENS // chosen.shape[1]))
             ranks.of_first(lambda: store_teacher(self.teacher, batches, folder, self.recipe.top_logits))
         return StoredTeacher(folder)
+
+    @cached_property
+    def opening(self) -> str:
+        """Returns the first words of the held-out text."""
+        opening = self.tokenizer.decode(self.texts.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
+        return textwrap.shorten(opening, PROMPT_CHARACTERS, placeholder="")
+
+    def _report(self, student: RetNetForCausalLM) -> Report:
+        """Measures both models on held-out text, and returns the report."""
+        recipe, teacher, texts = self.recipe, self.teacher, self.texts
+        stream = texts.evaluation.long()
+        vocabulary = recalled_vocabulary(stream, self.tokenizer.all_special_ids)
+        extent = Extent().shortened(recipe.report)
+        sizes = {"block_size": recipe.block_size, "extent": extent}
+        theirs, own = (measure_text(model, stream, vocabulary=vocabulary, **sizes) for model in (teacher, student))
+        measure_texts({teacher: theirs, student: own}, texts.by_text, **sizes)
+        measure_decoding({teacher: theirs, student: own}, stream, **sizes)
+        errors = measure_layers(student, teacher, self.measured_blocks)
+        files = [self.folder.partial / stage / TRAINING for stage in recipe.steps]
+        trainings = [Training(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
+        named = [recipe.source, *texts.names]
+        source, *names = (Path(name).resolve().name if Path(name).exists() else name for name in named)
+        prompts, greedy = PROMPTS, sampling(ANSWER_TOKENS, temperature=0)
+        if self.tokenizer.chat_template is None:
+            prompts = [self.opening]
+        answers = [
+            (prompt, *(Conversation(model, self.tokenizer, greedy).say(prompt).text for model in (teacher, student)))
+            for prompt in prompts
+        ]
+        return Report(
+            source=source,
+            positions=getattr(teacher.config, "max_position_embeddings", None),
+            options=recipe.options,
+            texts=names,
+            read=len(texts.training) + len(texts.evaluation),
+            block_size=recipe.block_size,
+            held_out=len(measured_part(stream, recipe.block_size, extent)),
+            teacher=theirs,
+            student=own,
+            layer_errors=errors,
+            layer_costs=self.layer_costs,
+            divergence=measured_divergence(student, teacher, stream, **sizes),
+            without=measure_parts(student, stream, **sizes),
+            unseen=texts.unseen,
+            answers=answers,
+            extent=extent,
+            trainings=trainings,
+        )
+
+    def _finish(self, before: Path | None) -> None:
+        """Completes the folder, moves it to OUTPUT, and then deletes the stages."""
+        student = self._load(before).to(self.teacher.dtype).eval()
+        partial, finished = self.folder.partial, self.folder.partial / "finished"
+        shutil.rmtree(finished, ignore_errors=True)
+        finished.mkdir()
+        with self.console.status("measuring both models"):
+            report = self._report(student)
+        student.save_pretrained(finished)
+        self.tokenizer.save_pretrained(finished)
+        (finished / "linearization.json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+        curves = []
+        for stage in self.recipe.steps:
+            shutil.copyfile(partial / stage / f"{stage}.png", finished / f"{stage}.png")
+            curves.append(f"![{FIGURES[stage]} in the stage {stage}]({stage}.png)\n")
+        figure, axes = axes_of(xlabel="tokens before", ylabel="perplexity", xscale="log")
+        for name, measures in (("source", report.teacher), ("this model", report.student)):
+            last = [int(place.rsplit(" ", 1)[1]) for place in measures.by_position]
+            axes.plot(last, list(measures.by_position.values()), "o-", label=name, linewidth=1.5, markersize=4)
+        axes.legend()
+        figure.savefig(finished / POSITIONS, dpi=120)
+        curves.append(f"![Perplexity of both by the place of a token in its block]({POSITIONS})\n")
+        text = markdown(report) + "\n" + "\n".join(curves)
+        card = model_card(student, self.folder.output.name, None, self.opening, text)
+        for field, value in source_metadata(self.recipe.source).items():
+            card.data[field] = value
+        card.save(finished / "README.md")
+        publish(self.folder.output, finished)
+        shutil.rmtree(partial)
+        for length, theirs in report.teacher.perplexity.items():
+            figures = f"source {theirs:,.2f}, RetNet [bold green]{report.student.perplexity[length]:,.2f}[/bold green]"
+            self.console.print(f"perplexity in blocks of {length:,}: {figures}")
+
+
+def source_metadata(name: str) -> dict[str, Any]:
+    """Returns metadata for the model card: the repository of the source, and its licence if known."""
+    if Path(name).is_dir():
+        return licence_of(Path(name)) or {}
+    try:
+        licence = licence_of(Path(hf_hub_download(name, "README.md")).parent)
+    except (OSError, HfHubHTTPError):  # no card or no network
+        licence = None
+    return {"base_model": name, **(licence or {})}

@@ -1,28 +1,198 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Training runs: start, interruption, resuming, and the finished folder."""
+"""Training runs: start, progress, interruption, resuming, and the finished folder; and the run of `retnet-hf train`."""
 
-import dataclasses
+import functools
 import json
-from collections.abc import Iterator, Sequence
+import logging
+import math
+import shutil
+import signal
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from tqdm.auto import tqdm
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from retnet_hf.conversion.errors import first_line
-from retnet_hf.conversion.replaced_folder import replace
+from retnet_hf.conversion.replaced_folder import replace as publish
+from retnet_hf.conversion.whole_files import write_whole
 from retnet_hf.hub.cards import model_card
+from retnet_hf.retnet.configuration_retnet import RetNetConfig
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
 
 from .. import ranks
 from ..errors import SAVED, InputError, Interrupted
-from .figures import CURVE, draw_loss_curve
-from .run_folder import step_of
-from .schedule import Supervisor
-from .start import Start
+from ..interrupts import handling, leaving_order
+from ..text.corpus import digest_of, hold_out, load_tokenizer, streams, train_tokenizer
+from ..text.generation import continue_text, sampling
+from .run_folder import RECORD, TrainingFolder, step_of
+
+
+@dataclass(kw_only=True)
+class Course:
+    """The length of a run and its evaluations. They may change when the run is resumed."""
+
+    steps: int | None = None  # None: by `epochs`, or else the length of the resumed run, or else the default
+    epochs: float | None = None
+    minutes: float | None = None  # time limit from `started` on
+    started: float = field(default_factory=time.monotonic)
+    eval_every: int | None = None  # steps between evaluations and between checkpoints. None: about a tenth of the run
+    threads: int | None = None  # of the CPU, if the user has chosen
+    resume: bool = False
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def fraction(self, step: int, seconds: float | None = None) -> float:
+        """Returns the finished share of the run, from 0 to 1."""
+        seconds = self.seconds() if seconds is None else seconds
+        return min(1.0, max(step / self.steps, 0.0 if self.minutes is None else seconds / (60 * self.minutes)))
+
+
+@dataclass
+class Start:
+    """The data that a run starts or resumes with. Raises InputError if it cannot resume with this recipe and data."""
+
+    folder: TrainingFolder
+    recipe: Any  # a frozen dataclass
+    course: Course
+    digest: str  # of the data
+    data: str  # its name in errors, with a verb: "the text is"
+    checkpoint: Path | None = None  # to resume from
+    record: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.course.resume:
+            self.checkpoint, self.record = self.folder.to_resume()
+        if not self.record:
+            return
+        for name, now in asdict(self.recipe).items():
+            before = self.record["recipe"].get(name)
+            if before != now:
+                option = "SOURCE" if name == "source" else "--" + name.replace("_", "-")
+                began = f"without {option}" if before is None else f"with {option} {before}"
+                given = "" if now is None else f", not {now}"
+                raise InputError(f"this run began {began}{given}; give it the same options, or --overwrite")
+        if self.record.get("data") != self.digest:
+            raise InputError(f"{self.data} not what this run began with; --overwrite begins anew")
+        threads = self.record.get("threads")  # they affect the last bits
+        if threads and self.course.threads is None and self.record.get("processes", 1) == ranks.RANKS:
+            torch.set_num_threads(threads)
+
+    def begin(self, steps: int | None = None) -> None:
+        """Creates the partial folder, empty unless a run is resumed, with a record of the run."""
+        record = {"command": self.folder.command, "recipe": asdict(self.recipe), "data": self.digest, "steps": steps}
+        record |= {"threads": torch.get_num_threads(), "processes": ranks.RANKS}
+        if not self.record:
+            shutil.rmtree(self.folder.partial, ignore_errors=True)
+        self.folder.partial.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder.partial / RECORD, json.dumps(record, indent=2))
+
+
+class Supervisor(TrainerCallback):
+    """Ends a run cleanly when its time is up, when it diverges, or after a signal.
+
+    Several processes use the longest elapsed time of any of them, and a signal that any of them has received.
+    """
+
+    def __init__(self, course: Course, rate_option: str = "--lr") -> None:
+        self.course, self.rate_option = course, rate_option
+        self.signal: int | None = None  # received by this process
+
+    def agreed_signal(self) -> int | None:
+        """Returns a signal that any of the processes has received, or None."""
+        [heard] = ranks.highest(self.signal or 0)
+        return int(heard) or None
+
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, optimizer=None, lr_scheduler=None, **kwargs
+    ) -> None:
+        seconds, heard = ranks.highest(self.course.seconds(), self.signal or 0)
+        step, over = state.global_step, self.course.fraction(state.global_step, seconds)
+        if heard:
+            self.signal = int(heard)
+            control.should_evaluate, control.should_save, control.should_training_stop = False, True, True
+        elif over >= 1:
+            control.should_evaluate = control.should_save = control.should_training_stop = True
+        elif over > step / self.course.steps:
+            # The rate of a later step, so that it has decayed when the time is up. The warm-up depends only on steps.
+            factors = zip(optimizer.param_groups, lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
+            for group, highest, factor in factors:
+                group["lr"] = highest * min(factor(step), factor(over * self.course.steps))
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
+        if not all(math.isfinite(logs.get(loss, 0.0)) for loss in ("loss", "eval_loss")):
+            step, option = state.global_step, self.rate_option
+            raise InputError(f"the loss is no longer a finite number at step {step}; try a lower {option}")
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Makes SIGINT and SIGTERM stop the run after the current step.
+
+        The second signal acts as usual, but not with several processes: their launcher forwards each Ctrl-C to processes
+        that have already received it, so the first one arrives twice.
+        """
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def remember(number: int, frame: object) -> None:
+            self.signal = number
+            for other, handler in before.items() if ranks.RANKS == 1 else ():
+                signal.signal(other, handler)
+
+        with handling(remember, *before):
+            yield
+
+
+class Bar(ProgressCallback):
+    """The progress bar of transformers, with the last loss. It follows the clock if the time limit ends the run first."""
+
+    def __init__(self, course: Course) -> None:
+        super().__init__()
+        self.course = course
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.training_bar.total = round(state.global_step / self.course.fraction(state.global_step))
+        super().on_step_end(args, state, control, **kwargs)
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
+        if "loss" in logs and self.training_bar is not None:
+            self.training_bar.set_postfix_str(f"loss {logs['loss']:.3f} (training)")
+
+
+class Evaluations(TrainerCallback):
+    """Prints a line for every evaluation, and a sample under it."""
+
+    def __init__(self, console: Console, run: "TrainingRun") -> None:
+        self.console, self.run = console, run
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, metrics: dict, **kwargs) -> None:
+        sample = self.run.specimen()
+        with tqdm.external_write_mode():  # above the bar
+            self.console.print(f"step {state.global_step:>6,} of {state.max_steps:,}   {self.run.figure(metrics)}")
+            if sample is not None:
+                text = Text.assemble((sample[0], "bold"), sample[1].replace("\n", " "), style="dim")
+                self.console.print(Padding(text, (0, 0, 1, 4)))
 
 
 @dataclass(kw_only=True)
@@ -35,9 +205,8 @@ class TrainingRun:
     """
 
     rate_option: ClassVar[str] = "--lr"
-    default_epochs: ClassVar[float] = 3.0
     least_between: ClassVar[int] = 1  # minimum of the steps between evaluations, unless the user sets them
-    last_lr: ClassVar[float] = 0.1  # learning rate at the end, as a share of the highest
+    warmup: ClassVar[float] = 0.05  # share of the steps in which the learning rate rises; at most 100 steps
 
     start: Start
     model: PreTrainedModel
@@ -46,15 +215,14 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         self.folder, self.recipe, self.checkpoint = self.start.folder, self.start.recipe, self.start.checkpoint
-        steps = self.start.steps(len(self.training), self.default_epochs)
-        eval_every = self.start.course.eval_every or max(self.least_between, steps // 10)
-        self.course = dataclasses.replace(self.start.course, steps=steps, eval_every=eval_every)
+        course, steps = self.start.course, self.start.course.steps
+        if steps is None and course.epochs is None and self.start.record:
+            steps = self.start.record["steps"]
+        elif steps is None:
+            steps = math.ceil((course.epochs or 3.0) * math.ceil(len(self.training) / self.recipe.batch_size))
+        self.course = replace(course, steps=steps, eval_every=course.eval_every or max(self.least_between, steps // 10))
         self.log: list[dict[str, float]] = []
-
-    @property
-    def warmup(self) -> float:
-        """Returns the share of the steps in which the learning rate rises; there are at most 100 of these steps."""
-        return 0.05
+        self.steps_done = 0 if self.checkpoint is None else step_of(self.checkpoint)
 
     def trained(self, trainer: Trainer) -> None:
         """Runs in all processes after the last step."""
@@ -75,67 +243,56 @@ class TrainingRun:
         """Returns the held-out losses of all evaluations: the first before training, the last after."""
         return [entry["eval_loss"] for entry in self.log if "eval_loss" in entry]
 
-    @property
-    def steps_done(self) -> int:
-        """Returns the number of steps of the checkpoint to resume from."""
-        return 0 if self.checkpoint is None else step_of(self.checkpoint)
-
-    @property
-    def finished(self) -> bool:
-        """Returns whether the output folder already contains the result."""
-        is_published = self.checkpoint is not None and self.checkpoint.parent == self.folder.output
-        return is_published and self.steps_done >= self.course.steps
-
-    def train(self, callbacks: Sequence[TrainerCallback] = ()) -> None:
-        """Trains to the end and moves the finished folder to its place.
+    def train(self, console: Console) -> None:
+        """Trains to the end, shows the progress, and moves the finished folder to its place.
 
         Raises InputError if the loss diverges or disk or memory is full; Interrupted after Ctrl-C, with a saved checkpoint.
         """
         import matplotlib  # noqa: F401  # draws the loss at the end: fails now, not after hours, if it is missing
 
+        threads = f"{torch.get_num_threads()} CPU thread{'s' * (torch.get_num_threads() > 1)}"
+        console.print(f"{self.model.num_parameters():,} parameters, {self.overview()}; {threads}", soft_wrap=True)
+        if self.checkpoint is not None:
+            console.print(f"continuing after step {self.steps_done:,}")
+        start, bar, supervisor = time.monotonic(), Bar(self.course), Supervisor(self.course, self.rate_option)
+        shown = [*([bar] if console.is_terminal else []), Evaluations(console, self)] if ranks.FIRST else []
+        with leaving_order():
+            try:
+                self._train(supervisor, shown)
+            finally:
+                if bar.training_bar is not None:
+                    bar.training_bar.close()
+                if ranks.FIRST:
+                    self.folder.discard()
+        time_up = ", when its time was up" if self.log and self.log[-1]["step"] < self.course.steps else ""
+        console.print(f"{self.outcome()}, in {time.monotonic() - start:.0f} s{time_up}", soft_wrap=True)
+
+    def _train(self, supervisor: Supervisor, shown: list[TrainerCallback]) -> None:
         ranks.require_examples(len(self.training), len(self.evaluation), self.recipe.batch_size)
         ranks.wait()  # until all processes have read the folder
-        try:
-            ranks.of_first(lambda: self.start.begin(self.course.steps))
-            if not self.folder.partial.exists():
-                raise InputError(f"there is no {self.folder.partial} here; all processes need the same folder")
-            supervisor = Supervisor(self.course, self.rate_option)
-            trainer = self.trainer(
-                model=self.model,
-                train_dataset=self.training,
-                eval_dataset=self.evaluation,
-                callbacks=[supervisor, *callbacks],
-            )
-            trainer.remove_callback(PrinterCallback)
-            with within_memory(), supervisor.listening():
-                if self.steps_done < self.course.steps:
-                    trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
-                else:  # the run ended after its last checkpoint: Trainer would take another step
-                    trainer.state = TrainerState.load_from_json(str(self.checkpoint / "trainer_state.json"))
-                    self.model = trainer.model = self.reloaded(self.checkpoint)
-                self.log = trainer.state.log_history
-                if (heard := supervisor.agreed_signal()) is not None:
-                    raise Interrupted(f"interrupted at step {trainer.state.global_step}, {SAVED}", heard)
-                self.trained(trainer)
-                ranks.of_first(lambda: self._finish(trainer))
-                self.published(supervisor.agreed_signal())
-        finally:
-            if ranks.FIRST:
-                self.folder.discard()
+        ranks.of_first(lambda: self.start.begin(self.course.steps))
+        if not self.folder.partial.exists():
+            raise InputError(f"there is no {self.folder.partial} here; all processes need the same folder")
+        data = {"train_dataset": self.training, "eval_dataset": self.evaluation}
+        trainer = self.trainer(model=self.model, callbacks=[supervisor, *shown], **data)
+        trainer.remove_callback(PrinterCallback)
+        with within_memory(), supervisor.listening():
+            if self.steps_done < self.course.steps:
+                trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
+            else:  # the run ended after its last checkpoint: Trainer would take another step
+                trainer.state = TrainerState.load_from_json(str(self.checkpoint / "trainer_state.json"))
+                self.model = trainer.model = self.reloaded(self.checkpoint)
+            self.log = trainer.state.log_history
+            if (heard := supervisor.agreed_signal()) is not None:
+                raise Interrupted(f"interrupted at step {trainer.state.global_step}, {SAVED}", heard)
+            self.trained(trainer)
 
-    def _finish(self, trainer: Trainer) -> None:
-        self.finish(trainer)
-        replace(self.folder.output, self.folder.partial)
+            def end() -> None:
+                self.finish(trainer)
+                publish(self.folder.output, self.folder.partial)
 
-    def save(self, trainer: Trainer, facts: dict[str, str], prompt: str | None = None, **options: Any) -> None:
-        """Writes model, tokenizer or processor, loss curve and model card. `options`: arguments of `draw_loss_curve`."""
-        recipe, partial = self.recipe, self.folder.partial
-        facts["learning rate"] = f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}"
-        training = f"\n## Training\n\nTrained with `retnet-hf {self.folder.command}`.\n\n![loss]({CURVE})\n"
-        self.model.save_pretrained(partial)
-        trainer.processing_class.save_pretrained(partial)
-        draw_loss_curve(self.log, partial / CURVE, **options)
-        model_card(self.model, self.folder.output.name, facts, prompt, training).save(partial / "README.md")
+            ranks.of_first(end)
+            self.published(supervisor.agreed_signal())
 
     def arguments(self, **overrides: Any) -> TrainingArguments:
         recipe, steps = self.recipe, self.course.steps
@@ -149,12 +306,14 @@ class TrainingRun:
             "max_steps": steps,
             "learning_rate": recipe.lr,
             "lr_scheduler_type": "cosine_warmup_with_min_lr",
-            "lr_scheduler_kwargs": {"min_lr_rate": self.last_lr},
+            "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
             "warmup_steps": min(100, int(self.warmup * steps)),
+            "adam_beta2": 0.95,
             "weight_decay": recipe.weight_decay,
             "seed": recipe.seed,
             "logging_steps": max(1, min(steps // 100, self.course.eval_every)),
             "logging_nan_inf_filter": False,
+            "prediction_loss_only": True,
             "eval_strategy": "steps",
             "eval_steps": self.course.eval_every,
             "eval_on_start": self.checkpoint is None,
@@ -184,23 +343,165 @@ def within_memory() -> Iterator[None]:
         raise
 
 
-def read_config(file: Path, config_class: type) -> dict[str, Any]:
-    """Returns fields of a configuration from a JSON file. Raises InputError if the file contains anything else."""
+def perplexity(loss: float) -> float:
+    """Returns exp(loss), or infinity on overflow."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def axes_of(**labels: str) -> tuple[Any, Any]:
+    """Returns a matplotlib figure and its axes."""
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # hides messages about its cache
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.set(**labels)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def draw_loss_curve(log: list[dict[str, float]], file: Path, unit: str = "nats per token") -> None:
+    """Draws the training and held-out losses of `TrainerState.log_history` as a PNG."""
+    figure, axes = axes_of(xlabel="step", ylabel=f"loss ({unit})")
+    for key, label, style in (("loss", "training", "-"), ("eval_loss", "held out", "o-")):
+        points = [(entry["step"], entry[key]) for entry in log if key in entry]
+        if points:
+            axes.plot(*zip(*points), style, label=label, linewidth=1.5, markersize=4)
+    axes.legend()
+    figure.savefig(file, dpi=120)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All options that affect the trained weights, except text and course. A run is resumed only with the same recipe."""
+
+    preset: str | None = None
+    config: dict[str, Any] | None = None  # fields of RetNetConfig, instead of a preset
+    tokenizer: str | None = None  # folder or Hub name; one is trained if absent
+    vocab_size: int = 8192  # of a tokenizer that the run trains
+    eval_fraction: float = 0.05
+    block_size: int = 256
+    batch_size: int = 8
+    lr: float = 1e-3
+    weight_decay: float = 0.1
+    form: str = "auto"
+    seed: int = 0
+
+    def model_config(self, tokenizer: PreTrainedTokenizerBase) -> RetNetConfig:
+        """Returns the configuration of a model for this tokenizer. Raises InputError if preset or fields are not valid."""
+        special = ("bos_token_id", "eos_token_id", "pad_token_id")
+        fields = {"vocab_size": len(tokenizer)} | {name: getattr(tokenizer, name) for name in special}
+        try:
+            if self.config is None:
+                return RetNetConfig.from_preset(self.preset, **fields)
+            return RetNetConfig(**(self.config | fields))
+        except Exception as error:  # strict dataclasses wrap the errors of validators
+            reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ").removeprefix("TypeError: ")
+            raise InputError(f"the configuration of the model is not valid: {reason}") from error
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Returns fields of RetNetConfig from a JSON file. Raises InputError if the file contains anything else."""
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{file} cannot be read as JSON: {first_line(error)}") from error
     if not isinstance(fields, dict):
-        raise InputError(f"{file} must hold a JSON object with fields of {config_class.__name__}")
-    if fields.get("model_type", config_class.model_type) != config_class.model_type:
-        raise InputError(f'{file} describes a model of type "{fields["model_type"]}", not "{config_class.model_type}"')
+        raise InputError(f"{file} must hold a JSON object with fields of RetNetConfig")
+    if fields.get("model_type", "retnet") != "retnet":
+        raise InputError(f'{file} describes a model of type "{fields["model_type"]}", not "retnet"')
     return fields
 
 
-def config_of(make: Any, *args: Any, **fields: Any) -> Any:
-    """Returns the configuration `make(*args, **fields)`. Raises InputError, in one sentence, if a field is not valid."""
-    try:
-        return make(*args, **fields)
-    except Exception as error:  # strict dataclasses wrap the errors of validators
-        reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ").removeprefix("TypeError: ")
-        raise InputError(f"the configuration of the model is not valid: {reason}") from error
+def blocks_of(tokens: np.ndarray, block_size: int) -> Tensor:
+    """Returns a stream of token ids cut into blocks of equal length, (N, block_size)."""
+    return torch.from_numpy(tokens[: len(tokens) // block_size * block_size]).view(-1, block_size)
+
+
+def collate(blocks: list[Tensor], form: str = "auto") -> dict[str, Any]:
+    """Returns the model's inputs for one batch, with the form of retention."""
+    ids = torch.stack(blocks).long()
+    return {"input_ids": ids, "labels": ids, "retention_form": form, "skip_logits": True}
+
+
+@dataclass(kw_only=True)
+class TextRun(TrainingRun):
+    """A training run on text, made by `prepare`."""
+
+    sources: list[str]
+    tokenizer: PreTrainedTokenizerBase
+    prompt: str  # beginning of the held-out text, which samples continue
+
+    def figure(self, metrics: dict[str, float]) -> str:
+        return f"perplexity {perplexity(metrics['eval_loss']):,.2f}"
+
+    def overview(self) -> str:
+        training, evaluation = self.training.numel(), self.evaluation.numel()
+        return f"vocabulary {len(self.tokenizer):,}; {training:,} tokens to train on, {evaluation:,} held out"
+
+    def outcome(self) -> str:
+        before, after = perplexity(self.losses[0]), perplexity(self.losses[-1])
+        figures = f"{before:,.1f} before training, [bold green]{after:,.2f}[/bold green] after"
+        gain = f"{before / after:,.1f} times lower" if after < before else "no lower: try more steps or another --lr"
+        return f"perplexity on held-out text: {figures}, {gain}"
+
+    def specimen(self) -> tuple[str, str]:
+        """Returns the beginning of the held-out text, and the model's continuation."""
+        written: list[str] = []
+        with torch.random.fork_rng():  # training continues with its own random numbers
+            torch.manual_seed(self.recipe.seed)
+            continue_text(self.model, self.tokenizer, self.prompt, sampling(max_new_tokens=40), written.append)
+        return self.prompt, "".join(written)
+
+    def trainer(self, **kwargs: Any) -> Trainer:
+        return Trainer(
+            args=self.arguments(),
+            data_collator=functools.partial(collate, form=self.recipe.form),
+            processing_class=self.tokenizer,
+            **kwargs,
+        )
+
+    def finish(self, trainer: Trainer) -> None:
+        recipe, partial = self.recipe, self.folder.partial
+        before, after = perplexity(self.losses[0]), perplexity(self.losses[-1])
+        facts = {
+            "text": ", ".join(f"`{Path(source).name}`" for source in self.sources),
+            "tokens": f"{self.training.numel():,} to train on, {self.evaluation.numel():,} held out",
+            "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} × {recipe.block_size} tokens",
+            "perplexity on the held-out text": f"**{after:.2f}** per token ({before:.2f} before training)",
+            "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
+        }
+        curve, name = "loss_curve.png", self.folder.output.name
+        training = f"\n## Training\n\nTrained with `retnet-hf {self.folder.command}`.\n\n![loss]({curve})\n"
+        self.model.config.use_cache = True  # Trainer turns it off
+        self.model.save_pretrained(partial)
+        self.tokenizer.save_pretrained(partial)
+        draw_loss_curve(self.log, partial / curve)
+        model_card(self.model, name, facts, self.prompt, training).save(partial / "README.md")
+
+
+def prepare(sources: list[str], documents: list[str], folder: TrainingFolder, recipe: Recipe, course: Course) -> TextRun:
+    """Returns a run that is ready for its first step. `sources`: names for the model card. Raises InputError."""
+    start = Start(folder, recipe, course, digest_of(documents), data="the text is")
+    training_text, evaluation_text = hold_out(documents, recipe.eval_fraction, recipe.seed)
+    if start.checkpoint is not None:
+        tokenizer = load_tokenizer(str(start.checkpoint))
+    elif recipe.tokenizer is not None:
+        tokenizer = load_tokenizer(recipe.tokenizer)
+    else:
+        tokenizer = ranks.of_first(lambda: train_tokenizer(training_text, recipe.vocab_size))
+    config = recipe.model_config(tokenizer)
+    encoded = streams((training_text, evaluation_text), tokenizer, recipe.block_size, "--block-size")
+    training, evaluation = (blocks_of(stream, recipe.block_size) for stream in encoded)
+    opening = " ".join(next((text.strip() for text in evaluation_text if text.strip()), "")[:48].split())
+    prompt = opening.rpartition(" ")[0] or opening
+    torch.manual_seed(recipe.seed)
+    return TextRun(
+        start=start,
+        model=RetNetForCausalLM(config),
+        training=training,
+        evaluation=evaluation,
+        sources=sources,
+        tokenizer=tokenizer,
+        prompt=prompt,
+    )

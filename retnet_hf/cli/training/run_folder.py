@@ -16,7 +16,6 @@ from typing import Any
 
 from retnet_hf.conversion.errors import first_line
 from retnet_hf.conversion.replaced_folder import claim, locked, require_apart, require_replaceable, restore
-from retnet_hf.conversion.whole_files import write_whole
 
 from .. import ranks
 from ..errors import InputError
@@ -47,11 +46,7 @@ class TrainingFolder:
         self.command = command
         self.output = output.expanduser().resolve()
         self.partial = self.output.with_name(self.output.name + ".partial")
-
-    @property
-    def own(self) -> tuple[Path, Path]:
-        """Returns the folders that a run writes into."""
-        return self.output, self.partial
+        self.own = self.output, self.partial
 
     @property
     def latest(self) -> Path:
@@ -79,36 +74,26 @@ class TrainingFolder:
             restore(self.output)
             for folder in self.own:
                 require_apart(folder, (Path(source) for source in sources if source is not None))
-            self._refuse(resume, overwrite, resumable)
+            if resume and overwrite:
+                raise InputError("--resume and --overwrite exclude each other")
+            if self.partial.exists() and any(self.partial.iterdir()) and not (self.partial / RECORD).exists():
+                raise InputError(f"{self.partial} is needed for the unfinished model, but contains something else")
+            if resume:
+                if not self.occupied and not self.partial.exists():
+                    raise InputError(f"there is nothing to resume in {self.output}")
+                if (self.latest / RECORD).exists():
+                    self.read_record(self.latest)
+            else:
+                can_resume = False
+                with suppress(InputError):
+                    can_resume = resumable and bool(self.read_record(self.latest))
+                claim(self.output, overwrite, other="--resume continues the run in it, " if can_resume else "")
+                if self.partial.exists() and not overwrite:
+                    other = "--resume continues it, " if can_resume else ""
+                    raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
             for folder in self.own if resume or overwrite else ():
                 require_replaceable(folder)
             yield
-
-    def _refuse(self, resume: bool, overwrite: bool, resumable: bool) -> None:
-        if resume and overwrite:
-            raise InputError("--resume and --overwrite exclude each other")
-        if self.partial.exists() and any(self.partial.iterdir()) and not (self.partial / RECORD).exists():
-            raise InputError(f"{self.partial} is needed for the unfinished model, but contains something else")
-        if resume:
-            if not self.occupied and not self.partial.exists():
-                raise InputError(f"there is nothing to resume in {self.output}")
-            if (self.latest / RECORD).exists():
-                self.read_record(self.latest)
-            return
-        can_resume = False
-        with suppress(InputError):
-            can_resume = resumable and bool(self.read_record(self.latest))
-        claim(self.output, overwrite, other="--resume continues the run in it, " if can_resume else "")
-        if self.partial.exists() and not overwrite:
-            other = "--resume continues it, " if can_resume else ""
-            raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
-
-    def begin(self, record: dict[str, Any], resume: bool) -> None:
-        """Creates the partial folder, empty unless a run is resumed, and writes the record of the run into it."""
-        if not resume:
-            shutil.rmtree(self.partial, ignore_errors=True)
-        self.partial.mkdir(parents=True, exist_ok=True)
-        write_whole(self.partial / RECORD, json.dumps(record, indent=2))
 
     def to_resume(self) -> tuple[Path | None, dict[str, Any]]:
         """Returns the last complete checkpoint, None if the run ended before the first, and the record of the run.

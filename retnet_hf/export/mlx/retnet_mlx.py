@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx_lm.models.base import BaseModelArgs
 from mlx_lm.models.cache import ArraysCache
 
 
@@ -29,15 +30,11 @@ ACTIVATIONS = {
 
 
 @dataclass
-class ModelArgs:
+class ModelArgs(BaseModelArgs):
     """The part of config.json that determines the function: `mlx`."""
 
     model_type: str
     mlx: dict
-
-    @classmethod
-    def from_dict(cls, config: dict) -> "ModelArgs":
-        return cls(config["model_type"], config["mlx"])
 
 
 class Norm(nn.Module):

@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""The command `transformers` with support for RetNets: `python -m retnet_hf.cli.serving.transformers serve my-model`."""
+"""The command `transformers` with support for RetNets: `python -m retnet_hf.cli.serve_transformers serve my-model`."""
 
 import logging
 import sys
@@ -14,7 +14,7 @@ def run() -> None:
     import retnet_hf
     from retnet_hf.conversion.errors import first_line
 
-    from ..text.corpus import ending_no_text
+    from .text.corpus import ending_no_text
 
     # `transformers serve` looks for the class that config.json names in this module, not among the Auto classes.
     for name in transformers.AutoConfig.from_pretrained(sys.argv[2], trust_remote_code=False).architectures or []:
