@@ -20,12 +20,11 @@ import torch
 
 from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 
-from .changes import HeadsApart, Known, Scaled
+from .changes import Shape, heads_apart, known, scaled
 from .dialect import Dialect, rotated_first
 from .family import HEADS, Family, Row, Together, head_dim, positions, same
 from .foreign_config import ForeignConfig, decays_with_factors
 from .moves import Conversion, Move
-from .shapes import Shape
 
 
 PUBLISHED = Dialect(
@@ -44,7 +43,7 @@ PUBLISHED = Dialect(
         (
             ".retention.qkv_proj.weight",
             tuple(f".retention.{name}_proj.weight" for name in "qkv"),
-            lambda config: HeadsApart(config.num_attention_heads, 3),
+            lambda config: heads_apart(config.num_attention_heads, 3),
         ),
         *((f".attention.{name}_proj.weight", (f".attention.{name}_proj.weight",), rotated_first) for name in "qk"),
     ),
@@ -142,7 +141,7 @@ def decay_buffers(ours: RetNetHybridConfig, block_size: int) -> list[Move]:
             "diagonal_decay": within,
         }
         names = {f"model.layers.{layer}.self_attn.{name}": table.float() for name, table in tables.items()}
-        moves += [Move((name,), (), Known(table)) for name, table in names.items()]
+        moves += [Move((name,), (), known(table)) for name, table in names.items()]
     return moves
 
 
@@ -162,7 +161,7 @@ class MiniMax(Family):
         for end, beta in zip(LAST, factors(config, "beta")):
             for index, move in enumerate(moves):
                 if beta != 1 and move.targets[0].endswith(end):
-                    moves[index] = replace(move, change=Scaled(move.change, beta))
+                    moves[index] = replace(move, change=scaled(move.change, beta))
         buffers = decay_buffers(planned.config, config.get("block_size", 256))
         moves += [move for move in buffers if shapes is None or move.sources[0] in shapes]
         return replace(planned, moves=moves)

@@ -19,15 +19,12 @@ from retnet_hf.vision.modeling_metaformer import (
     MetaFormerPreTrainedModel,
 )
 
-from .changes import Change, Reshaped
+from .changes import Change, Shape, reshaped
 from .errors import CheckpointError
-from .moves import Conversion, Move, backbone_moves, empty_model, model_from, saved_tensors
-from .shapes import Shape, body_of, renamed, shape_of
+from .moves import Conversion, Move, backbone_moves, body_of, model_from, renamed_tensors, shape_of
 
 
-NAME = "poolformer"
-DESCRIPTION = "PoolFormer: sail/poolformer_* of transformers, and sail-sg/poolformer"
-
+NAME, DESCRIPTION = "poolformer", "PoolFormer: sail/poolformer_* of transformers, and sail-sg/poolformer"
 # Fields of PoolFormerConfig that MetaFormerConfig has under the same name.
 _SAME_FIELDS = (
     *("num_channels", "pool_size", "mlp_ratio", "depths", "hidden_sizes", "patch_sizes", "strides", "padding", "hidden_act"),
@@ -108,11 +105,9 @@ def config_from_shapes(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]
     Raises:
         CheckpointError: if tensors are missing or do not have the shapes of the layout.
     """
-
     # Even entries of `network` are stages, odd entries are the patch embeddings between them.
-    blocks = {
-        tuple(map(int, found.groups())) for found in map(re.compile(r"network\.(\d+)\.(\d+)\.").match, shapes) if found
-    }
+    numbers = map(re.compile(r"network\.(\d+)\.(\d+)\.").match, shapes)
+    blocks = {tuple(map(int, found.groups())) for found in numbers if found}
     stages = max(entry for entry, _ in blocks) // 2 + 1
     hidden_sizes = [shape_of(shapes, f"network.{2 * stage}.0.mlp.fc1.weight", 4, NAME)[1] for stage in range(stages)]
     embeddings = ["patch_embed.proj.weight", *(f"network.{2 * stage - 1}.proj.weight" for stage in range(1, stages))]
@@ -138,13 +133,11 @@ def config_from_shapes(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]
 
 def planned_moves(ours: MetaFormerConfig, model_class: type[MetaFormerPreTrainedModel], of_transformers: bool) -> list[Move]:
     """Returns all moves of the layout, from the configuration alone."""
-    rules = _TRANSFORMERS_NAMES if of_transformers else _AUTHORS_NAMES
-    moves = []
-    for name, tensor in saved_tensors(empty_model(model_class, ours)).items():
-        change = Change()
-        if re.search(r"\.mlp\.fc\d\.weight$", name):  # theirs are 1x1 convolutions
-            change = Reshaped((*tensor.shape, 1, 1), tensor.shape)
-        moves.append(Move((renamed(name, rules),), (name,), change))
+    moves, rules = [], _TRANSFORMERS_NAMES if of_transformers else _AUTHORS_NAMES
+    for name, theirs, tensor in renamed_tensors(model_class, ours, rules):
+        linear = re.search(r"\.mlp\.fc\d\.weight$", name)  # theirs are 1x1 convolutions
+        change = reshaped((*tensor.shape, 1, 1), tensor.shape) if linear else Change()
+        moves.append(Move((theirs,), (name,), change))
     return moves
 
 

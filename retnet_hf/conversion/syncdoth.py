@@ -12,14 +12,12 @@ from torch import Tensor
 
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
-from .moves import Conversion, model_from, written
-from .requirements import fields_of_transformers
-from .shapes import Shape
+from .changes import Shape
+from .moves import Conversion, fields_of_transformers, model_from, written
 from .torchscale import TORCHSCALE, of_syncdoth, plan_with_prefixes, planned_moves, torchscale_arguments
 
 
-NAME = "syncdoth"
-DESCRIPTION = "syncdoth/RetNet (Spiral-AI, isek-ai)"
+NAME, DESCRIPTION = "syncdoth", "syncdoth/RetNet (Spiral-AI, isek-ai)"
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:

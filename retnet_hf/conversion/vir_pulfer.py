@@ -16,15 +16,12 @@ from torch import Tensor
 from retnet_hf.vision.configuration_vir import ViRConfig
 from retnet_hf.vision.modeling_vir import ViRForImageClassification
 
-from .changes import Change, Known
+from .changes import Change, Shape, known
 from .errors import CheckpointError
-from .moves import Conversion, Move, empty_model, model_from, saved_tensors
-from .shapes import Shape, body_of, renamed, shape_of
+from .moves import Conversion, Move, body_of, model_from, renamed_tensors, shape_of
 
 
-NAME = "vir_pulfer"
-DESCRIPTION = "BrianPulfer/vision-retention-networks' ViR"
-
+NAME, DESCRIPTION = "vir_pulfer", "BrianPulfer/vision-retention-networks' ViR"
 # Pairs of our name and theirs.
 _RENAMINGS = (
     (r"^vir\.embeddings\.patch_embeddings\.", "patch_embed."),
@@ -40,30 +37,21 @@ _RENAMINGS = (
 _CLASSIFIER = "classifier."
 
 
-class FirstRows(Change):
+# Each head has one tensor of its queries, keys and values. Here, all heads together have three: (H, K, K) each, or (H, K).
+OF_ALL_HEADS = Change(
+    "queries, keys and values of all heads together",
+    lambda tensors: list(torch.stack(tensors).chunk(3, dim=1)),
+    lambda tensors: list(torch.cat(tensors, dim=1)),
+)
+
+
+def first_rows(rows: int, patches: int) -> Change:
     """Keeps the first rows of a table of positions, one for each patch of an image."""
-
-    def __init__(self, rows: int, patches: int) -> None:
-        self.rows, self.patches = rows, patches
-        self.label = "as it is" if rows == patches else f"the first {patches} of {rows} rows"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0][:, : self.patches]]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [torch.nn.functional.pad(tensors[0], (0, 0, 0, self.rows - self.patches))]
-
-
-class OfAllHeads(Change):
-    """Joins the tensors of each head, with its queries, keys and values, into three tensors for all heads."""
-
-    label = "queries, keys and values of all heads together"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return list(torch.stack(tensors).chunk(3, dim=1))  # (H, K, K) each, or (H, K)
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return list(torch.cat(tensors, dim=1))
+    return Change(
+        "as it is" if rows == patches else f"the first {patches} of {rows} rows",
+        lambda tensors: [tensors[0][:, :patches]],
+        lambda tensors: [torch.nn.functional.pad(tensors[0], (0, 0, 0, rows - patches))],
+    )
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
@@ -123,16 +111,15 @@ def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
     """
     moves = []
     heads = range(ours.num_attention_heads)
-    for name in saved_tensors(empty_model(ViRForImageClassification, ours)):
-        theirs = renamed(name, _RENAMINGS)
+    for name, theirs, _ in renamed_tensors(ViRForImageClassification, ours, _RENAMINGS):
         if name.startswith(_CLASSIFIER):
             moves.append(Move((name.replace(_CLASSIFIER, "head."),), (name,)))
         elif theirs == "pos_embed":
-            moves.append(Move((body + theirs,), (name,), FirstRows(positions, math.prod(ours.grid_shape))))
+            moves.append(Move((body + theirs,), (name,), first_rows(positions, math.prod(ours.grid_shape))))
         elif ".q_proj." in name:
             sources = tuple(body + theirs.replace("q_proj", f"heads.{head}.qkv") for head in heads)
             targets = tuple(name.replace("q_proj", projection) for projection in ("q_proj", "k_proj", "v_proj"))
-            moves.append(Move(sources, targets, OfAllHeads()))
+            moves.append(Move(sources, targets, OF_ALL_HEADS))
         elif ".k_proj." not in name and ".v_proj." not in name:
             moves.append(Move((body + theirs,), (name,)))
 
@@ -142,9 +129,9 @@ def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
     for layer in range(ours.num_hidden_layers):
         for head in heads:
             prefix = f"{body}blocks.{layer}.retention.heads.{head}."
-            moves.append(Move((f"{prefix}dim_sqrt",), (), Known(torch.tensor(ours.head_dim**0.5))))
-            moves.append(Move((f"{prefix}decay_mask",), (), Known(buffers[head])))
-            moves.append(Move((f"{prefix}causal_mask",), (), Known(visible)))
+            moves.append(Move((f"{prefix}dim_sqrt",), (), known(torch.tensor(ours.head_dim**0.5))))
+            moves.append(Move((f"{prefix}decay_mask",), (), known(buffers[head])))
+            moves.append(Move((f"{prefix}causal_mask",), (), known(visible)))
     return moves
 
 

@@ -15,7 +15,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from retnet_hf.conversion.converted_card import licence_of
+from retnet_hf.conversion.converted_folder import licence_of
 from retnet_hf.conversion.replaced_folder import replace
 from retnet_hf.hub.cards import model_card
 from retnet_hf.linearization.alignment import measure_layers

@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from retnet_hf.conversion.whole_files import write_whole
+from retnet_hf.conversion.replaced_folder import write_whole
 from retnet_hf.linearization import (
     StoredTeacher,
     costliest_layers,

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retnet_hf.conversion.errors import first_line
-from retnet_hf.conversion.replaced_folder import claim, locked, require_apart, require_replaceable, restore
-from retnet_hf.conversion.whole_files import write_whole
+from retnet_hf.conversion.replaced_folder import claim, locked, require_apart, require_replaceable, restore, write_whole
 
 from .. import ranks
 from ..errors import InputError
