@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Together:
-    """Keys that together determine several fields. `read` and `back` return several fields or keys as a dict."""
+    """Keys that together determine several fields. `read` returns our fields as a dict, and `back` their keys."""
 
     read: Callable[[ForeignConfig, Mapping[str, Any]], dict[str, Any]]
     back: Callable[[RetNetHybridConfig], dict[str, Any]]
@@ -105,7 +105,6 @@ def heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, A
 
 
 def heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """Returns their keys of heads."""
     groups = ours.attention_num_key_value_heads or ours.num_key_value_heads
     return {"num_attention_heads": ours.num_attention_heads, "head_dim": ours.head_dim, "num_key_value_heads": groups}
 

@@ -47,7 +47,6 @@ def heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, A
 
 
 def heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """Returns their keys of heads."""
     return {
         "num_attention_heads": ours.attention_num_heads or ours.num_attention_heads,
         "num_key_value_heads": ours.attention_num_key_value_heads or ours.num_key_value_heads,
@@ -87,7 +86,7 @@ GATE = Row(
 
 def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns our fields of rotation: which layers rotate, and the base, in `rope_parameters` of newer files."""
-    retention, softmax = (bool(config.get(name, True)) for name in ("lightning_use_rope", "attn_use_rope"))
+    retention, softmax = bool(config.get("lightning_use_rope", True)), bool(config.get("attn_use_rope", True))
     base, stated = config.get("rope_theta", 10000.0), config.get("rope_parameters") or {}
     plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": stated.get("rope_theta")}
     if stated != {name: plain.get(name) for name in stated}:
@@ -100,7 +99,6 @@ def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str
 
 
 def rotation_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """Returns their keys of rotation."""
     return {
         "rope_theta": ours.rope_parameters["rope_theta"],
         "attn_use_rope": ours.use_rotary and ours.rotary_layers != "linear_attention",

@@ -40,7 +40,6 @@ def scales_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, 
 
 
 def scales_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """Returns their keys of scales."""
     eps, smaller = ours.qk_norm_eps or ours.rms_norm_eps, ours.head_norm_eps or ours.rms_norm_eps
     branch = math.sqrt(eps / ours.rms_norm_eps)
     scales = {"scale_depth": branch * math.sqrt(ours.num_hidden_layers), "scale_emb": ours.embedding_multiplier * branch}

@@ -95,7 +95,6 @@ def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str
 
 
 def rotation_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """Returns their keys of rotation."""
     rope = ours.rope_parameters
     return {"rope_theta": rope["rope_theta"], "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0)}
 

@@ -54,24 +54,19 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
     theirs = body_of(shapes, prefix)
     ours = config_from(theirs, config or {})
     dense = "extra_norms.0.weight" in theirs
-    moves = planned_moves(ours, dense)
-    moves = [move for move in moves if move.targets or move.sources[0] in theirs]  # implied buffers may be absent
+    moves = [move for move in planned_moves(ours, dense) if move.targets or move.sources[0] in theirs]  # implied buffers
     used = {source for move in moves for source in move.sources}
     for name in (name for name in theirs if name not in used):
         if name.startswith("aux_head.") and ours.token_classifier_input is None:
             moves.append(Move((name,), (), dropped("no token classifier is requested")))
         elif name.startswith("extra_norms."):
             moves.append(Move((name,), (), dropped("its stage is not in out_indices")))
-    model_class = RMTBackbone if dense else RMTForImageClassification
-    return Conversion(NAME, model_class, ours, backbone_moves(moves, prefix, shapes))
+    moves = backbone_moves(moves, prefix, shapes)
+    return Conversion(NAME, RMTBackbone if dense else RMTForImageClassification, ours, moves)
 
 
 def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RMTConfig:
-    """Returns our configuration for the original constructor's arguments or, without them, for the released size.
-
-    Raises:
-        CheckpointError: if the shapes belong to no released size and there are no arguments.
-    """
+    """Returns our configuration for the original constructor's arguments or, without them, for the released size."""
     seen = {"num_channels": shape_of(shapes, "patch_embed.proj.0.weight", 4, NAME)[1]}
     if "proj.weight" in shapes:
         seen |= {"projection_size": shape_of(shapes, "proj.weight", 2, NAME)[0], "num_labels": 0}

@@ -49,13 +49,13 @@ TORCHSCALE = Dialect(
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
-    if not TORCHSCALE.names_any_of(names):
-        return False
-    return not of_syncdoth(names, config) and (config is None or "decoder_embed_dim" in config)
+    return of_syncdoth(names, config) is False
 
 
-def of_syncdoth(names: Collection[str], config: dict[str, Any] | None) -> bool:
-    """Returns whether names of torchscale's tensors come from syncdoth: from a whole model, or from its base model."""
+def of_syncdoth(names: Collection[str], config: dict[str, Any] | None) -> bool | None:
+    """Returns whether a model is syncdoth's, whole or without a head; False for torchscale's, and None for any other."""
+    if not TORCHSCALE.names_any_of(names) or (config is not None and "decoder_embed_dim" not in config):
+        return None
     headless = not any("output_projection." in name for name in names)
     return any(name.startswith("model.") for name in names) or (headless and (config or {}).get("model_type") == "retnet")
 

@@ -64,26 +64,7 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
-    ours, position_of_class_token = config_from(shapes, config or {})
-    moves = planned_moves(ours, norm="fc_norm" if "fc_norm.weight" in shapes else "norm")
-    if position_of_class_token:
-        names = ("cls_token", "pos_embed")
-        targets = tuple(move.targets[0] for name in names for move in moves if move.sources == (name,))
-        moves = [move for move in moves if move.sources[0] not in names]
-        moves.append(Move(names, targets, CLASS_TOKEN_POSITION))
-    elif "cls_token" in shapes and ours.pooling != "class_token":
-        moves.append(Move(("cls_token",), (), dropped("it is not in the sequence")))
-    return Conversion(NAME, ViRForImageClassification, ours, moves)
-
-
-def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tuple[ViRConfig, bool]:
-    """Returns our configuration for the shapes and the arguments of the original constructor, or its defaults.
-
-    Also returns whether the table of positions has a row for the class token.
-
-    Raises:
-        CheckpointError: for an option without a counterpart here.
-    """
+    arguments = config or {}
     hidden_size, num_channels, *patch_size = shape_of(shapes, "patch_embed.proj.weight", 4, NAME)
     _, positions, _ = shape_of(shapes, "pos_embed", 3, NAME)
     intermediate_size, _ = shape_of(shapes, "blocks.0.mlp.fc1.weight", 2, NAME)
@@ -109,10 +90,9 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
             "with num_heads, since no tensor shows it"
         )
     own_position = not arguments.get("no_embed_class", True) and pooling == "class_token"
-    patches = positions - own_position
     image_size = arguments.get("img_size")
     if image_size is None:
-        image_size = [math.isqrt(patches) * patch for patch in patch_size]
+        image_size = [math.isqrt(positions - own_position) * patch for patch in patch_size]
     ours = ViRConfig(
         image_size=image_size,
         patch_size=patch_size[0] if patch_size[0] == patch_size[1] else patch_size,
@@ -129,7 +109,15 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
         drop_path_rate=arguments.get("drop_path_rate", 0.0),
         num_labels=shapes.get("head.weight", (0,))[0],
     )
-    return ours, own_position
+    moves = planned_moves(ours, norm="fc_norm" if "fc_norm.weight" in shapes else "norm")
+    if own_position:
+        names = ("cls_token", "pos_embed")
+        targets = tuple(move.targets[0] for name in names for move in moves if move.sources == (name,))
+        moves = [move for move in moves if move.sources[0] not in names]
+        moves.append(Move(names, targets, CLASS_TOKEN_POSITION))
+    elif "cls_token" in shapes and pooling != "class_token":
+        moves.append(Move(("cls_token",), (), dropped("it is not in the sequence")))
+    return Conversion(NAME, ViRForImageClassification, ours, moves)
 
 
 def planned_moves(ours: ViRConfig, norm: str = "norm") -> list[Move]:

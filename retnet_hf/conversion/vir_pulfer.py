@@ -59,32 +59,19 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
-    body = "model." if any(name.startswith("model.") for name in shapes) else ""
+    arguments, body = config or {}, "model." if any(name.startswith("model.") for name in shapes) else ""
     theirs = body_of(shapes, body)
-    ours = config_from(theirs, config or {}, num_labels=shapes.get("head.weight", (0,))[0])
-    moves = planned_moves(ours, body, positions=theirs["pos_embed"][1])
-    return Conversion(
-        NAME, ViRForImageClassification, ours, [move for move in moves if move.targets or move.sources[0] in shapes]
-    )
-
-
-def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any], num_labels: int) -> ViRConfig:
-    """Returns our configuration for the shapes, the arguments of the original constructor, and `image_size`.
-
-    Raises:
-        CheckpointError: if a tensor is missing, or if the image size has more patches than there are positions.
-    """
-    hidden_size, num_channels, patch_size, _ = shape_of(shapes, "patch_embed.weight", 4, NAME)
-    _, positions, _ = shape_of(shapes, "pos_embed", 3, NAME)
-    intermediate_size, _ = shape_of(shapes, "blocks.0.mlp.linear1.weight", 2, NAME)
+    hidden_size, num_channels, patch_size, _ = shape_of(theirs, "patch_embed.weight", 4, NAME)
+    _, positions, _ = shape_of(theirs, "pos_embed", 3, NAME)
+    intermediate_size, _ = shape_of(theirs, "blocks.0.mlp.linear1.weight", 2, NAME)
     alphas = arguments.get("alphas")
     ours = ViRConfig(
         image_size=arguments.get("image_size") or math.isqrt(positions) * patch_size,
         patch_size=patch_size,
         num_channels=num_channels,
         hidden_size=hidden_size,
-        num_hidden_layers=len({name.split(".")[1] for name in shapes if name.startswith("blocks.")}),
-        num_attention_heads=len({name.split(".")[4] for name in shapes if name.startswith("blocks.0.retention.heads.")}),
+        num_hidden_layers=len({name.split(".")[1] for name in theirs if name.startswith("blocks.")}),
+        num_attention_heads=len({name.split(".")[4] for name in theirs if name.startswith("blocks.0.retention.heads.")}),
         intermediate_size=intermediate_size,
         pooling="last_patch",
         decay_schedule="power_of_two" if alphas is None else list(alphas),
@@ -93,14 +80,15 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any], num_l
         retention_act="gelu",
         hidden_dropout=arguments.get("dropout", 0.1),
         layer_norm_eps=1e-5,
-        num_labels=num_labels,
+        num_labels=shapes.get("head.weight", (0,))[0],
     )
     if math.prod(ours.grid_shape) > positions:
         raise CheckpointError(
             f"image_size {ours.image_size!r} has {math.prod(ours.grid_shape)} patches of {patch_size} pixels, "
             f"but tensor pos_embed has positions for {positions}"
         )
-    return ours
+    moves = [move for move in planned_moves(ours, body, positions) if move.targets or move.sources[0] in shapes]
+    return Conversion(NAME, ViRForImageClassification, ours, moves)
 
 
 def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
@@ -125,13 +113,12 @@ def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
 
     visible = torch.ones(positions, positions).tril()
     distance = (torch.arange(positions)[:, None] - torch.arange(positions)).clamp(min=0)
-    buffers = {head: visible * decay**distance for head, decay in enumerate(ours.decays())}
-    for layer in range(ours.num_hidden_layers):
-        for head in heads:
+    root = torch.tensor(ours.head_dim**0.5)
+    for head, decay in enumerate(ours.decays()):
+        buffers = {"dim_sqrt": root, "decay_mask": visible * decay**distance, "causal_mask": visible}
+        for layer in range(ours.num_hidden_layers):
             prefix = f"{body}blocks.{layer}.retention.heads.{head}."
-            moves.append(Move((f"{prefix}dim_sqrt",), (), known(torch.tensor(ours.head_dim**0.5))))
-            moves.append(Move((f"{prefix}decay_mask",), (), known(buffers[head])))
-            moves.append(Move((f"{prefix}causal_mask",), (), known(visible)))
+            moves += [Move((prefix + name,), (), known(buffer)) for name, buffer in buffers.items()]
     return moves
 
 
