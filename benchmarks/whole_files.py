@@ -3,9 +3,9 @@
 
 from pathlib import Path
 
-from retnet_hf.conversion import whole_files
+from retnet_hf.conversion import replaced_folder
 
 
 def write_whole(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole_files.write_whole(path, text)
+    replaced_folder.write_whole(path, text)

@@ -1,220 +1,126 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Changes of tensor values between foreign checkpoints and ours, in both directions."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from .errors import CheckpointError
-from .shapes import Shape
 
 
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Change:
-    """Changes the values of foreign tensors into the values of ours, and back. The base class changes nothing."""
+    """A change of the values of foreign tensors into ours, and back. Without arguments, it changes nothing."""
 
-    label = "as it is"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Returns our tensors, made from foreign tensors."""
-        return tensors
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Returns foreign tensors, made from ours."""
-        return tensors
+    label: str = "as it is"
+    forward: Callable[[list[Tensor]], list[Tensor]] = lambda tensors: tensors
+    backward: Callable[[list[Tensor]], list[Tensor]] | None = lambda tensors: tensors  # None: it cannot be reversed
 
 
-class PairsApart(Change):
-    """Reorders the rows (H K, D) of a query or key projection, from rotated pairs (2i, 2i+1) to pairs (i, i + K/2)."""
-
-    label = "rotated pairs set apart"
-
-    def __init__(self, head_dim: int) -> None:
-        self.head_dim = head_dim
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].unflatten(0, (-1, self.head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].unflatten(0, (-1, 2, self.head_dim // 2)).transpose(1, 2).flatten(0, 2)]
-
-
-class Split(Change):
-    """Splits one tensor into several of ours of equal size, along its rows."""
-
-    def __init__(self, parts: int) -> None:
-        self.parts = parts
-        self.label = f"split in {parts}"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return list(tensors[0].tensor_split(self.parts))
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [torch.cat(tensors)]
-
-
-class Squeezed(Change):
-    """Removes a dimension of size 1: (H, 1, K) becomes (H, K)."""
-
-    label = "as one row for each head"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].squeeze(1)]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].unsqueeze(1)]
-
-
-class HeadsApart(Change):
-    """Splits rows (H parts K, D), which hold all parts of one head after another, into one tensor (H K, D) per part."""
-
-    def __init__(self, heads: int, parts: int) -> None:
-        self.heads, self.parts = heads, parts
-        self.label = f"{parts} parts of each head set apart"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [part.flatten(0, 1) for part in tensors[0].unflatten(0, (self.heads, self.parts, -1)).unbind(1)]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [torch.stack([tensor.unflatten(0, (self.heads, -1)) for tensor in tensors], dim=1).flatten(0, 2)]
-
-
-class Reordered(Change):
+def reordered(order: Tensor) -> Change:
     """Reorders rows (H K, …), or a norm's weights (K,), within each head. `order`: (K,), their row for each of ours."""
 
-    label = "rotated pairs set apart"
+    def in_order(rows: Tensor) -> Callable[[list[Tensor]], list[Tensor]]:
+        return lambda tensors: [tensors[0].unflatten(0, (-1, len(rows)))[:, rows].flatten(0, 1)]
 
-    def __init__(self, order: Tensor) -> None:
-        self.order = order
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].unflatten(0, (-1, len(self.order)))[:, self.order].flatten(0, 1)]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].unflatten(0, (-1, len(self.order)))[:, self.order.argsort()].flatten(0, 1)]
+    return Change("rotated pairs set apart", in_order(order), in_order(order.argsort()))
 
 
-class RotatedFirst(Reordered):
-    """Reorders heads that rotate only their first `turned` elements.
-
-    Theirs are paired (i, i + turned/2). Here pairs are (i, i + K/2), and the first turned/2 pairs rotate.
-
-    Args:
-        turned: how many elements of a head rotate.
-    """
-
-    def __init__(self, head_dim: int, turned: int) -> None:
-        first, half = torch.arange(head_dim).split([turned, head_dim - turned]), turned // 2
-        rest = first[1].chunk(2)
-        super().__init__(torch.cat([first[0][:half], rest[0], first[0][half:], rest[1]]))
-
-
-class RotatedLast(Reordered):
+def rotated_last(head_dim: int, turned: int) -> Change:
     """Reorders heads whose last `turned` elements rotate, in pairs (2i, 2i+1). Here their pairs are (i, i + turned/2)."""
-
-    def __init__(self, head_dim: int, turned: int) -> None:
-        rest, last = torch.arange(head_dim).split([head_dim - turned, turned])
-        super().__init__(torch.cat([rest, last[::2], last[1::2]]))
+    rest, last = torch.arange(head_dim).split([head_dim - turned, turned])
+    return reordered(torch.cat([rest, last[::2], last[1::2]]))
 
 
-class Rows(Change):
+def pairs_apart(head_dim: int) -> Change:
+    """Reorders the rows (H K, D) of a query or key projection, from rotated pairs (2i, 2i+1) to pairs (i, i + K/2)."""
+    return rotated_last(head_dim, head_dim)
+
+
+def split(parts: int) -> Change:
+    """Splits one tensor into several of ours of equal size, along its rows."""
+    return Change(f"split in {parts}", lambda tensors: list(tensors[0].tensor_split(parts)), lambda ours: [torch.cat(ours)])
+
+
+def squeezed() -> Change:
+    """Removes a dimension of size 1: (H, 1, K) becomes (H, K)."""
+    label = "as one row for each head"
+    return Change(label, lambda tensors: [tensors[0].squeeze(1)], lambda ours: [ours[0].unsqueeze(1)])
+
+
+def heads_apart(heads: int, parts: int) -> Change:
+    """Splits rows (H parts K, D), which hold all parts of one head after another, into one tensor (H K, D) per part."""
+    return Change(
+        f"{parts} parts of each head set apart",
+        lambda tensors: [part.flatten(0, 1) for part in tensors[0].unflatten(0, (heads, parts, -1)).unbind(1)],
+        lambda ours: [torch.stack([tensor.unflatten(0, (heads, -1)) for tensor in ours], dim=1).flatten(0, 2)],
+    )
+
+
+def rows(sizes: list[int], changes: list[Change]) -> Change:
     """Splits one tensor into several of ours with the given numbers of rows, and applies a change to each part."""
 
-    def __init__(self, sizes: list[int], changes: list[Change]) -> None:
-        self.sizes, self.changes = sizes, changes
-        self.label = f"split in {len(sizes)}"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        parts = zip(self.changes, tensors[0].split(self.sizes), strict=True)
+    def forward(tensors: list[Tensor]) -> list[Tensor]:
+        parts = zip(changes, tensors[0].split(sizes), strict=True)
         return [made for change, part in parts for made in change.forward([part])]
 
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [torch.cat([change.backward([tensor])[0] for change, tensor in zip(self.changes, tensors, strict=True)])]
+    def backward(ours: list[Tensor]) -> list[Tensor]:
+        return [torch.cat([change.backward([tensor])[0] for change, tensor in zip(changes, ours, strict=True)])]
+
+    return Change(f"split in {len(sizes)}", forward, backward)
 
 
-class Reshaped(Change):
+def reshaped(theirs: Shape, ours: Shape) -> Change:
     """Reshapes a tensor."""
-
-    def __init__(self, theirs: Shape, ours: Shape) -> None:
-        self.theirs, self.ours = tuple(theirs), tuple(ours)
-        self.label = f"as {'x'.join(map(str, ours))}"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].reshape(self.ours)]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].reshape(self.theirs)]
+    label = f"as {'x'.join(map(str, ours))}"
+    return Change(label, lambda tensors: [tensors[0].reshape(ours)], lambda tensors: [tensors[0].reshape(theirs)])
 
 
-class Known(Change):
-    """Checks a tensor that the configuration implies. It becomes none of our tensors.
+def known(expected: Tensor) -> Change:
+    """Checks a tensor that the configuration implies, with a tolerance for other libraries and half precision."""
 
-    Args:
-        expected: the values that it must have.
-        tolerance: allowed relative error, since the values may have been computed by another library or saved in half
-            precision.
-    """
-
-    label = "known from the configuration"
-
-    def __init__(self, expected: Tensor, tolerance: float = 1e-2) -> None:
-        self.expected, self.tolerance = expected, tolerance
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        if not torch.allclose(tensors[0].double(), self.expected.double(), rtol=self.tolerance, atol=1e-6):
+    def forward(tensors: list[Tensor]) -> list[Tensor]:
+        if not torch.allclose(tensors[0].double(), expected.double(), rtol=1e-2, atol=1e-6):
             raise CheckpointError("holds other values than the configuration implies")
         return []
 
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [self.expected]
+    return Change("known from the configuration", forward, lambda ours: [expected])
 
 
-class Tied(Change):
+def dropped(reason: str) -> Change:
+    """Leaves out a tensor that has no use here. `reason` says why that loses nothing."""
+    return Change(f"left out: {reason}", lambda tensors: [], None)
+
+
+def tied() -> Change:
     """Merges two equal tensors into one that the model has once."""
 
-    label = "tied"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        first, second = tensors
-        if not torch.equal(first, second):
+    def forward(tensors: list[Tensor]) -> list[Tensor]:
+        if not torch.equal(*tensors):
             raise CheckpointError("differs from the tensor it is tied to")
-        return [first]
+        return tensors[:1]
 
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0], tensors[0].clone()]
-
-
-class Dropped(Change):
-    """Leaves out a tensor that has no use here. `reason` says why that loses nothing. It cannot be reversed."""
-
-    def __init__(self, reason: str) -> None:
-        self.label = f"left out: {reason}"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return []
+    return Change("tied", forward, lambda ours: [ours[0], ours[0].clone()])
 
 
-class Joined(Change):
-    """Joins the weights of experts, with `tensors` tensors per expert, into one tensor (experts, rows, columns)."""
-
-    def __init__(self, experts: int, tensors: int) -> None:
-        self.experts, self.tensors = experts, tensors
-        self.label = f"{experts} experts joined"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [torch.stack(tensors).unflatten(0, (self.experts, self.tensors)).flatten(1, 2)]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return list(tensors[0].unflatten(1, (self.tensors, -1)).flatten(0, 1).unbind(0))
+def joined(experts: int, parts: int) -> Change:
+    """Joins the weights of experts, with `parts` tensors per expert, into one tensor (experts, rows, columns)."""
+    return Change(
+        f"{experts} experts joined",
+        lambda tensors: [torch.stack(tensors).unflatten(0, (experts, parts)).flatten(1, 2)],
+        lambda ours: list(ours[0].unflatten(1, (parts, -1)).flatten(0, 1).unbind(0)),
+    )
 
 
-class Scaled(Change):
+def scaled(change: Change, factor: float) -> Change:
     """Multiplies the result of another change by a factor."""
-
-    def __init__(self, change: Change, factor: float) -> None:
-        self.change, self.factor = change, factor
-        self.label = f"{change.label}, times {factor:g}"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensor * self.factor for tensor in self.change.forward(tensors)]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return self.change.backward([tensor / self.factor for tensor in tensors])
+    return Change(
+        f"{change.label}, times {factor:g}",
+        lambda tensors: [tensor * factor for tensor in change.forward(tensors)],
+        lambda ours: change.backward([tensor / factor for tensor in ours]),
+    )

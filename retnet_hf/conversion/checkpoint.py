@@ -19,7 +19,6 @@ from torch import Tensor
 
 from .checkpoint_location import PICKLES, SAFETENSORS, require_no_adapter
 from .errors import CheckpointError, first_line
-from .shapes import shapes_of
 
 
 # from_pretrained looks for these names, in this order.
@@ -61,31 +60,38 @@ class Checkpoint:
         self.config = _possible(_read_json(file), file) if file.is_file() else None
         self.tensors: dict[str, Tensor] = {}  # mapped from the files: values are read when they are used
         for file in self.files:
-            _require_content(file)
-            for name, tensor in (self._safetensors if file.suffix.lower() in SAFETENSORS else self._pickle)(file).items():
+            try:
+                with open(file, "rb") as stream:
+                    pointer = stream.read(len(_GIT_LFS)) == _GIT_LFS
+            except OSError as error:
+                raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+            if pointer:
+                raise CheckpointError(
+                    f"{file} is a pointer of git-lfs, not the weights: run 'git lfs pull' in {file.parent}"
+                )
+            for name, tensor in self._read(file).items():
                 if name in self.tensors:
                     raise CheckpointError(f"tensor {name} is in more than one file; the second one is {file.name}")
                 self.tensors[name] = tensor
         if not self.tensors:
             raise CheckpointError(f"{path} holds no tensors")
-        self.shapes = shapes_of(self.tensors)
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
     @property
     def size(self) -> int:
         """Returns the size of all weight files in bytes."""
         return sum(file.stat().st_size for file in self.files)
 
-    def _safetensors(self, file: Path) -> dict[str, Tensor]:
+    def _read(self, file: Path) -> Mapping[str, Tensor]:
+        if file.suffix.lower() not in SAFETENSORS:
+            held = _unpickle(file)
+            self.config = self.config or _possible(_arguments_in(held), file)
+            return _weights_in(held, file)
         try:
             handle = safe_open(file, framework="pt")
             return {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118, a handle is no dictionary
         except Exception as error:  # a damaged header may lead to any error
             raise CheckpointError(_what_is_cut_off(file) or f"{file} is damaged: {first_line(error)}") from error
-
-    def _pickle(self, file: Path) -> Mapping[str, Tensor]:
-        held = _unpickle(file)
-        self.config = self.config or _possible(_arguments_in(held), file)
-        return _weights_in(held, file)
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -136,23 +142,11 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _possible(config: dict[str, Any] | None, file: Path) -> dict[str, Any] | None:
     """Returns a configuration. Raises CheckpointError for numbers of layers, heads or experts that would fill the memory."""
     for name, value in (config or {}).items():
-        highest = max(
-            [abs(each) for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)], default=0
-        )
+        numbers = [abs(each) for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)]
+        highest = max(numbers, default=0)
         if _COUNTS.search(str(name)) and highest > _HIGHEST_COUNT:
             raise CheckpointError(f"{file} has a {name} of {highest}, but at most {_HIGHEST_COUNT} is allowed")
     return config
-
-
-def _require_content(file: Path) -> None:
-    """Raises CheckpointError for a file that cannot be read, or that is a git-lfs pointer to a missing file."""
-    try:
-        with open(file, "rb") as stream:
-            pointer = stream.read(len(_GIT_LFS)) == _GIT_LFS
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    if pointer:
-        raise CheckpointError(f"{file} is a pointer of git-lfs, not the weights: run 'git lfs pull' in {file.parent}")
 
 
 def _what_is_cut_off(file: Path) -> str | None:
@@ -210,9 +204,7 @@ def _weights_in(held: Any, file: Path) -> Mapping[str, Tensor]:
 
 def _arguments_in(held: Any) -> dict[str, Any] | None:
     """Returns the arguments of the training script if the checkpoint has them. fairseq's include the configuration."""
-    if not isinstance(held, Mapping):
-        return None
-    for key in ("args", "cfg", "config"):
+    for key in ("args", "cfg", "config") if isinstance(held, Mapping) else ():
         arguments = held.get(key)
         if isinstance(arguments, argparse.Namespace):
             arguments = vars(arguments)

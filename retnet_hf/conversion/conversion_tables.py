@@ -7,16 +7,14 @@ from collections import Counter
 
 from rich.table import Table
 from transformers import AutoConfig
-from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 
-from .changes import Change
+from .changes import Change, Shape
 from .checkpoint import Checkpoint
 from .errors import CheckpointError, printable
 from .formats import FORMATS, OURS, format_of, plan_of, reason_of
 from .moves import Conversion, Move
-from .shapes import Shape
 
 
 def moves_table(plan: Conversion, shapes: dict[str, Shape]) -> Table:
@@ -32,27 +30,24 @@ def moves_table(plan: Conversion, shapes: dict[str, Shape]) -> Table:
     table.add_column("shape", justify="right")
     table.add_column("tensors", justify="right")
     for (*_, shape, label), moves in rows.items():
-        first, last = moves[0], moves[-1]
-        theirs, ours = (
-            " + ".join(_spans(*names)) for names in ((first.sources, last.sources), (first.targets, last.targets))
-        )
-        lines = [theirs, f"  → {ours}" if ours else "  → nothing"] + ([] if type(first.change) is Change else [f"  {label}"])
+        theirs = _spans(moves[0].sources + moves[-1].sources)
+        lines = [theirs, f"  → {_spans(moves[0].targets + moves[-1].targets) or 'nothing'}"]
+        lines += [] if moves[0].change == Change() else [f"  {label}"]
         table.add_row("\n".join(map(printable, lines)), shape, str(sum(len(move.sources) for move in moves)))
     return table
 
 
-def _spans(first: tuple[str, ...], last: tuple[str, ...]) -> list[str]:
+def _spans(names: tuple[str, ...]) -> str:
     """Returns one name for all that differ only in numbers, such as experts.0-7.gate_proj for eight experts."""
     alike: dict[str, list[str]] = {}
-    for name in (*first, *last):
+    for name in names:
         alike.setdefault(re.sub(r"\d+", "#", name), []).append(name)
-    return [_span(names[0], names[-1]) for names in alike.values()]
-
-
-def _span(first: str, last: str) -> str:
-    """Returns layers.0-23.x for layers.0.x and layers.23.x."""
-    numbers = iter(re.findall(r"\d+", last))
-    return re.sub(r"\d+", lambda number: number[0] + (f"-{end}" if (end := next(numbers)) != number[0] else ""), first)
+    spans = []
+    for first, *_, last in ((*same, same[-1]) for same in alike.values()):
+        numbers = re.findall(r"\d+", first), re.findall(r"\d+", last)
+        ranges = iter([low if low == high else f"{low}-{high}" for low, high in zip(*numbers)])
+        spans.append(re.sub(r"\d+", lambda _, ranges=ranges: next(ranges), first))
+    return " + ".join(spans)
 
 
 def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
@@ -61,23 +56,20 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     Raises:
         CheckpointError: if its config.json cannot be used.
     """
-    format_name = format_of(checkpoint)
+    format_name, config = format_of(checkpoint), None
+    files, tensors = len(checkpoint.files), checkpoint.tensors.values()
+    types = Counter()
+    for tensor in tensors:
+        types[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+    known = {OURS: "retnet_hf's own", None: "unknown"}
     facts = Table(box=None, show_header=False)
     facts.add_column(style="bold")
     facts.add_column()
     facts.add_row("what", printable(checkpoint.path))
-    known = {OURS: "retnet_hf's own", None: "unknown"}
     facts.add_row("format", known.get(format_name) or f"{format_name}: {FORMATS[format_name].DESCRIPTION}")
-    files = len(checkpoint.files)
     facts.add_row("size", f"{checkpoint.size:,} bytes in {files} file{'s' if files > 1 else ''}")
-    numbers = sum(tensor.numel() for tensor in checkpoint.tensors.values())
-    facts.add_row("tensors", f"{len(checkpoint.shapes):,}, of {numbers:,} numbers")
-    types = Counter()
-    for tensor in checkpoint.tensors.values():
-        types[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+    facts.add_row("tensors", f"{len(tensors):,}, of {types.total():,} numbers")
     facts.add_row("dtype", ", ".join(name for name, _ in types.most_common()))
-
-    config: PreTrainedConfig | None = None
     if format_name == OURS:
         try:
             config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
@@ -91,32 +83,25 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
         else:
             config = plan.config
             facts.add_row("convertible", f"yes, to {plan.model_class.__name__}")
-            parameters = sum(parameter.numel() for parameter in plan.empty_model().parameters())
-            facts.add_row("parameters", f"{parameters:,}")
+            facts.add_row("parameters", f"{sum(parameter.numel() for parameter in plan.empty_model().parameters()):,}")
     if not isinstance(config, RetNetConfig):
         return facts, None
     facts.add_row("shape", f"{config.num_hidden_layers} layers of {config.hidden_size}, vocabulary {config.vocab_size:,}")
     facts.add_row("heads", f"{config.num_attention_heads}, keys of {config.head_dim}, values of {config.value_head_dim}")
+    retaining = [layer for layer, kind in enumerate(config.layer_types) if kind == "linear_attention"]
     if not config.bidirectional:
-        layers = config.layer_types.count("linear_attention")
-        state = 4 * config.state_size + 8 * layers  # 8 bytes hold the position
+        state = 4 * config.state_size + 8 * len(retaining)  # 8 bytes hold the position
         facts.add_row("state", f"{state:,} bytes per sequence (float32), however long it is")
         if config.has_softmax_attention:
-            others = config.num_hidden_layers - layers
+            others = config.num_hidden_layers - len(retaining)
             facts.add_row("attention", f"{others} layers, {config.cache_size_per_token:,} numbers per token that they see")
-    return facts, decay_table(config)
 
-
-def decay_table(config: RetNetConfig) -> Table:
-    """Returns a table of γ and memory span of each head, for each layer if the layers differ."""
-    retaining = [layer for layer, kind in enumerate(config.layer_types) if kind == "linear_attention"]
-    layers = retaining if config.has_decays_per_layer else retaining[:1]
-    names = (["layer"] if config.has_decays_per_layer else []) + ["head", "decay γ", "half-life in tokens", "1 % left after"]
-    table = Table(*names)
-    for column in table.columns:
+    each = config.has_decays_per_layer
+    decays = Table(*(["layer"] if each else []), "head", "decay γ", "half-life in tokens", "1 % left after")
+    for column in decays.columns:
         column.justify = "right"
-    for layer in layers:
+    for layer in retaining if each else retaining[:1]:
         for head, decay in enumerate(config.decays(layer)):
             spans = ["never"] * 2 if decay == 1 else [f"{math.log(left) / math.log(decay):,.1f}" for left in (0.5, 0.01)]
-            table.add_row(*([str(layer)] if config.has_decays_per_layer else []), str(head), f"{decay:.8g}", *spans)
-    return table
+            decays.add_row(*([str(layer)] if each else []), str(head), f"{decay:.8g}", *spans)
+    return facts, decays

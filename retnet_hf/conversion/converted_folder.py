@@ -6,39 +6,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import ModelCard
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from retnet_hf.hub.cards import model_card
+from retnet_hf.version import __version__
 from retnet_hf.vision.image_processing_retention import MetaFormerImageProcessor, RMTImageProcessor, ViRImageProcessor
 
 from .checkpoint import Checkpoint
-from .converted_card import converted_card, licence_of
 from .errors import CheckpointError, first_line
 from .formats import FORMATS
-from .model_files import TOKENIZER
 from .moves import Conversion, Move
-from .replaced_folder import claim, replace
+from .replaced_folder import TOKENIZER, claim, replace
 
 
+_ORIGIN = """
+## Origin
+
+Converted from `{source}` ({description}) with retnet-hf {version}. Licence of the source: {licence}.
+"""
 IMAGE_PROCESSORS = {"vir": ViRImageProcessor, "rmt": RMTImageProcessor, "metaformer": MetaFormerImageProcessor}
-
-
-class Computed:
-    """Saves computed tensors in files and maps them from there, so that only one of them is in memory at a time."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.count = folder, 0
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        """Returns a tensor with the same values, mapped from disk."""
-        self.folder.mkdir(exist_ok=True)
-        self.count += 1
-        file = self.folder / f"{self.count}.safetensors"
-        save_file({"tensor": tensor}, file)
-        return safe_open(file, framework="pt").get_tensor("tensor")
 
 
 def write_folder(
@@ -64,18 +55,29 @@ def write_folder(
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        model = plan.build(checkpoint.tensors, done, Computed(partial / "computed"))
+        (computed := partial / "computed").mkdir()
+
+        def on_disk(tensor: Tensor) -> Tensor:  # mapped, so that only one computed tensor is in memory at a time
+            file = computed / f"{len(list(computed.iterdir()))}.safetensors"
+            save_file({"tensor": tensor}, file)
+            return safe_open(file, framework="pt").get_tensor("tensor")
+
+        model = plan.build(checkpoint.tensors, done, on_disk)
         for name in ("generation_config.json", "config.json"):  # older versions of transformers wrote it into config.json
             if model.can_generate() and (checkpoint.folder / name).is_file():
                 model.generation_config = _generation_config(checkpoint.folder, name)
                 break
         model.save_pretrained(partial, max_shard_size=min(5 * 10**9, max(file.stat().st_size for file in checkpoint.files)))
-        shutil.rmtree(partial / "computed", ignore_errors=True)
+        shutil.rmtree(computed, ignore_errors=True)
         for name in TOKENIZER:
             if (checkpoint.folder / name).is_file():
                 shutil.copyfile(checkpoint.folder / name, partial / name)
-        options = getattr(FORMATS[plan.format], "image_processor_options", lambda config: {})
-        save_image_processor(model, partial, options(model.config))
+        if model.config.model_type in IMAGE_PROCESSORS:
+            options = getattr(FORMATS[plan.format], "image_processor_options", lambda config: {})(model.config)
+            size = getattr(model.config, "image_size", None) or 224
+            height, width = (size, size) if isinstance(size, int) else size
+            processor = IMAGE_PROCESSORS[model.config.model_type](size={"height": height, "width": width}, **options)
+            processor.save_pretrained(partial)
         described = FORMATS[plan.format].DESCRIPTION
         stated = {"license": licence} if licence else licence_of(checkpoint.folder)
         card = converted_card(model, output.name, source or checkpoint.path.name, described, stated)
@@ -95,11 +97,43 @@ def _generation_config(folder: Path, name: str) -> GenerationConfig:
         raise CheckpointError(f"{folder / name} cannot be used: {first_line(error)}") from error
 
 
-def save_image_processor(model: PreTrainedModel, folder: Path, options: dict[str, Any]) -> None:
-    """Saves the image processor of a vision model's family, for the model's image size, with further options."""
-    config = model.config
-    if config.model_type not in IMAGE_PROCESSORS:
-        return
-    size = getattr(config, "image_size", None) or 224
-    height, width = (size, size) if isinstance(size, int) else size
-    IMAGE_PROCESSORS[config.model_type](size={"height": height, "width": width}, **options).save_pretrained(folder)
+def converted_card(
+    model: PreTrainedModel, name: str, source: str, description: str, licence: dict[str, Any] | None
+) -> ModelCard:
+    """Returns the model card, which states the source, the description of its format and the licence of the weights.
+
+    Args:
+        name: argument of `from_pretrained`.
+        licence: as in the metadata of the source's card: `license`, and for a licence without an identifier also
+            `license_name` and `license_link`.
+    """
+    card = model_card(model, name)
+    licence = licence or {}
+    for field, value in licence.items():
+        card.data[field] = value
+    stated = licence.get("license_name") or licence.get("license") or "not stated"
+    stated = ", ".join(map(str, stated)) if isinstance(stated, list) else stated
+    card.text += _ORIGIN.format(source=source, description=description, version=__version__, licence=stated)
+    return card
+
+
+def how_to_load(model: PreTrainedModel, folder: str) -> str:
+    """Returns a line of Python that loads the model from its folder. AutoBackbone cannot load folders."""
+    name, family = type(model).__name__, type(model.config).__name__.removesuffix("Config")
+    if name.endswith("Backbone"):
+        return f"from retnet_hf import {name}; {name}.from_pretrained({folder!r})"
+    suffix = name.removeprefix(family)
+    auto_class = f"AutoModel{'' if suffix == 'Model' else suffix}"
+    return f"import retnet_hf; from transformers import {auto_class}; {auto_class}.from_pretrained({folder!r})"
+
+
+def licence_of(folder: Path) -> dict[str, Any] | None:
+    """Returns the licence fields of the model card in the source's folder, or None without a card."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return None
+    try:
+        data = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict()
+        return {field: data[field] for field in ("license", "license_name", "license_link") if field in data}
+    except Exception:  # damaged YAML may lead to any error; the licence is then unknown
+        return None

@@ -8,9 +8,11 @@ is saved with our own names.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 
-from .changes import Change, PairsApart, RotatedFirst, Rows, Split
+from .changes import Change, pairs_apart, reordered, rows, split
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ class Dialect:
         found = {end: (ends, make(config)) for end, ends, make in self.changed}
         if self.interleaved and config.use_rotary:
             for end in (".retention.q_proj.weight", ".retention.k_proj.weight"):
-                found[end] = (end,), PairsApart(config.head_dim)
+                found[end] = (end,), pairs_apart(config.head_dim)
         if fused and config.use_gated_mlp:
-            found[".mlp.gate_proj.weight"] = (".mlp.gate_proj.weight", ".mlp.up_proj.weight"), Split(2)
+            found[".mlp.gate_proj.weight"] = (".mlp.gate_proj.weight", ".mlp.up_proj.weight"), split(2)
         return found
 
     def change(self, name: str, config: RetNetConfig, fused: bool = False) -> tuple[tuple[str, ...], Change]:
@@ -98,20 +100,26 @@ def renamed(name: str, modules: Iterable[tuple[str, str]]) -> str:
 
 
 def rotated_first(config: RetNetConfig) -> Change:
-    """Returns the change for checkpoints that rotate only the first elements of a head: see `RotatedFirst`."""
+    """Returns the change for heads of which only the first elements rotate, in pairs (i, i + turned/2).
+
+    Here pairs are (i, i + K/2), and the first turned/2 pairs rotate.
+    """
     turned = round(config.head_dim * config.rope_parameters.get("partial_rotary_factor", 1))
-    return Change() if turned == config.head_dim else RotatedFirst(config.head_dim, turned)
+    if turned == config.head_dim:
+        return Change()
+    first, rest = torch.arange(config.head_dim).split([turned, config.head_dim - turned])
+    order = [first[: turned // 2], rest.chunk(2)[0], first[turned // 2 :], rest.chunk(2)[1]]
+    return reordered(torch.cat(order))
 
 
 def joint_rows(kind: str) -> Callable[[RetNetConfig], Change]:
     """Returns the function that makes the change for a joint tensor of queries, keys and values in layers of this type."""
 
     def make(config: RetNetConfig) -> Change:
-        heads, groups, size, _ = (
-            config.mixer_sizes(config.layer_types.index(kind)) if kind in config.layer_types else [1] * 4
-        )
+        present = kind in config.layer_types
+        heads, groups, size, _ = config.mixer_sizes(config.layer_types.index(kind)) if present else [1] * 4
         turn = rotated_first(config)
-        return Rows([heads * size, groups * size, groups * size], [turn, turn, Change()])
+        return rows([heads * size, groups * size, groups * size], [turn, turn, Change()])
 
     return make
 

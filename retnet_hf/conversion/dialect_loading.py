@@ -1,9 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Loading by `from_pretrained` of published weights in any dialect.
-
-In this package, only `RowConversion`, `RowConverter`, `loading_transforms`, `with_transforms`, `forget_transforms` and
-`load` use private names of transformers.
-"""
+"""Loading by `from_pretrained` of published weights in any dialect, by transforms of transformers' loader."""
 
 import re
 from collections.abc import Collection
@@ -22,10 +18,8 @@ from transformers.core_model_loading import (
 )
 from transformers.modeling_utils import PreTrainedModel
 
-from retnet_hf.retnet.configuration_retnet import RetNetConfig
-
 from .changes import Change
-from .dialect import Dialect, is_fused
+from .dialect import is_fused
 from .families import dialect_of
 
 
@@ -40,17 +34,11 @@ class RowConversion(ConversionOps):
         self.change = change
 
     @torch.no_grad()
-    def convert(
-        self,
-        input_dict: dict[str, Tensor | list[Tensor]],
-        target_patterns: list[str],
-        model: PreTrainedModel,
-        full_layer_name: str,
-        **kwargs,
-    ) -> dict[str, Tensor]:
+    def convert(self, input_dict, target_patterns, model, full_layer_name, **kwargs) -> dict[str, Tensor]:
         tensors = next(iter(input_dict.values()))
         weight = tensors[0] if isinstance(tensors, list) else tensors
-        parameters = [model.get_parameter_or_buffer(name) for name in names_of(full_layer_name, target_patterns)]
+        stem = full_layer_name.removesuffix(target_patterns[0])
+        parameters = [model.get_parameter_or_buffer(stem + end) for end in target_patterns]
         parameter = parameters[0]
         if not hasattr(parameter, "placements"):  # the parameter is no DTensor
             return dict(zip(target_patterns, self.change.forward([weight])))
@@ -95,26 +83,6 @@ class RowConverter(WeightConverter):
         return made
 
 
-def names_of(first: str, ends: list[str]) -> list[str]:
-    """Returns the names of the tensors that one tensor fills, from the first name and the suffixes of all."""
-    return [first.removesuffix(ends[0]) + end for end in ends]
-
-
-def loading_transforms(dialect: Dialect, names: Collection[str], config: RetNetConfig) -> list[WeightTransform]:
-    """Returns the dialect of weights with these names, as transforms of transformers' loader."""
-    transforms: list[WeightTransform] = [
-        WeightRenaming(rf"\b{re.escape(theirs)}\.", f"{ours}.") for theirs, ours in dialect.modules_of(config)
-    ]
-    for end, (ends, change) in dialect.changes(config, is_fused(names)).items():
-        transforms.append(RowConverter(end, list(ends), [RowConversion(change)]))
-    if dialect.experts is not None:
-        gate, up, down = (f".mlp.experts.*.{name}.weight" for name in dialect.experts)
-        joined = [MergeModulelist(dim=0), Concatenate(dim=1)]
-        transforms.append(WeightConverter([gate, up], ".mlp.experts.gate_up_proj", joined))
-        transforms.append(WeightConverter([down], ".mlp.experts.down_proj", [MergeModulelist(dim=0)]))
-    return transforms
-
-
 def with_transforms(load_config: Any, transforms: list[WeightTransform]) -> Any:
     """Returns transformers' loading settings with these transforms appended."""
     return replace(load_config, weight_mapping=[*(load_config.weight_mapping or []), *transforms])
@@ -127,10 +95,17 @@ def forget_transforms(model: PreTrainedModel, transforms: list[WeightTransform])
 
 def load(names: Collection[str], model: PreTrainedModel, state_dict, checkpoint_files, load_config, *args, **kwargs):
     """Does the work of `PreTrainedModel._load_pretrained_model` for weights with names of another dialect."""
-    dialect, transforms = dialect_of(names), []
+    dialect, config, transforms = dialect_of(names), model.config, []
     if dialect is not None:
         model._keys_to_ignore_on_load_unexpected |= {dialect.unused} if dialect.unused else set()
-        transforms = loading_transforms(dialect, names, model.config)
+        transforms += [WeightRenaming(rf"\b{re.escape(old)}\.", f"{new}.") for old, new in dialect.modules_of(config)]
+        for end, (ends, change) in dialect.changes(config, is_fused(names)).items():
+            transforms.append(RowConverter(end, list(ends), [RowConversion(change)]))
+        if dialect.experts is not None:
+            gate, up, down = (f".mlp.experts.*.{name}.weight" for name in dialect.experts)
+            joined = [MergeModulelist(dim=0), Concatenate(dim=1)]
+            transforms.append(WeightConverter([gate, up], ".mlp.experts.gate_up_proj", joined))
+            transforms.append(WeightConverter([down], ".mlp.experts.down_proj", [MergeModulelist(dim=0)]))
         load_config = with_transforms(load_config, transforms)
     loaded = PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
     if transforms:

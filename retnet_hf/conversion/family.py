@@ -1,9 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Families of models that are RetNets under another name, as tables that are used in both directions.
-
-The rows of a table read a config.json, and write one. A written config.json is read back, and options that no row expresses
-are refused.
-"""
+"""Families of models that are RetNets under another name, as tables of rows that read a config.json, and write one."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -14,12 +10,11 @@ from torch import Tensor
 from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 from retnet_hf.hybrid.modeling_hybrid import RetNetHybridForCausalLM
 
+from .changes import Shape
 from .dialect import Dialect
 from .errors import CheckpointError
 from .foreign_config import ForeignConfig
-from .moves import Conversion, dialect_moves, empty_model, model_from, saved_tensors, written
-from .requirements import fields_of_transformers, require_fields
-from .shapes import Shape
+from .moves import Conversion, dialect_moves, empty_model, fields_of_transformers, model_from, saved_tensors, written
 
 
 _REQUIRED = object()  # instead of a default: files without the key are refused
@@ -30,8 +25,7 @@ class Row:
     """A key of their config.json, and our field with the same meaning.
 
     Args:
-        theirs: the key.
-        ours: the field; the name of the key if absent.
+        theirs: the key. ours: the field; the name of the key if absent.
         default: value of the key in files without it. If absent, these files are refused.
         values: maps their values to ours, if only these have a counterpart. If two of theirs have one meaning, the last is
             written.
@@ -62,7 +56,11 @@ class Row:
         if self.values is None:
             value = self.back(stated, ours)
         else:
-            require_fields(ours, target_format, (name, *self.values.values()))
+            if stated not in self.values.values():
+                choices = " or ".join(repr(choice) for choice in self.values.values())
+                raise ValueError(
+                    f"{name} must be {choices} for the format {target_format}, which cannot express {stated!r}."
+                )
             value = {own: theirs for theirs, own in self.values.items()}[stated]
         if value is None and self.default is not None:
             raise ValueError(f"{name} must be given for the format {target_format}, which cannot express {stated!r}.")
@@ -71,13 +69,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Together:
-    """Keys that together determine several fields. `there` and `back` return several fields or keys as a dict."""
+    """Keys that together determine several fields. `read` returns our fields as a dict, and `back` their keys."""
 
-    there: Callable[[ForeignConfig, Mapping[str, Any]], dict[str, Any]]
+    read: Callable[[ForeignConfig, Mapping[str, Any]], dict[str, Any]]
     back: Callable[[RetNetHybridConfig], dict[str, Any]]
-
-    def read(self, config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return self.there(config, fields)
 
     def write(self, ours: RetNetHybridConfig, target_format: str) -> dict[str, Any]:
         return self.back(ours)
@@ -109,17 +104,16 @@ def heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, A
     return {"num_attention_heads": heads, "key_expansion": expansion, "value_expansion": expansion}
 
 
-def _heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return heads_there(config, fields) | {"attention_num_key_value_heads": config["num_key_value_heads"]}
-
-
-def _heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:
+def heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:
     groups = ours.attention_num_key_value_heads or ours.num_key_value_heads
     return {"num_attention_heads": ours.num_attention_heads, "head_dim": ours.head_dim, "num_key_value_heads": groups}
 
 
 # For families that have equal numbers and sizes of heads in both types of layers, and retention without shared keys.
-HEADS = Together(_heads_there, _heads_back)
+HEADS = Together(
+    lambda config, fields: heads_there(config, fields) | {"attention_num_key_value_heads": config["num_key_value_heads"]},
+    heads_back,
+)
 
 
 @dataclass(frozen=True)
@@ -127,7 +121,6 @@ class Family:
     """The table of a family.
 
     Args:
-        name, description: name and description of the format.
         model_types: allowed model types in its config.json. The first is written, together with `architecture`.
         dialects: names of its tensors. The first dialect is read and written, unless `dialect_of` chooses another.
         rows: their keys and our fields, read in this order, after the rows of `COMMON`.

@@ -17,25 +17,17 @@ from retnet_hf.hybrid.modeling_hybrid import RetNetHybridForCausalLM, RetNetHybr
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
-from .changes import Tied
+from .changes import Shape, tied
 from .dialect import Dialect, is_fused
 from .errors import CheckpointError
-from .moves import Conversion, Move, dialect_moves, model_from, saved_tensors, written
-from .requirements import fields_of_transformers
-from .shapes import Shape
+from .moves import Conversion, Move, dialect_moves, fields_of_transformers, model_from, saved_tensors, written
 
 
-NAME = "fla"
-DESCRIPTION = "flash-linear-attention's RetNet (fla-hub/retnet-*)"
-
-
+NAME, DESCRIPTION = "fla", "flash-linear-attention's RetNet (fla-hub/retnet-*)"
 FLA = Dialect(
     name="fla",
     sign=".attn.q_proj.weight",
-    modules=(
-        ("embeddings", "embed_tokens"),
-        ("attn_norm", "retention_norm"),
-    ),
+    modules=(("embeddings", "embed_tokens"), ("attn_norm", "retention_norm")),
     mixer="attn",
     parts={"retention": (("g_norm_swish_gate", "head_norm"), ("g_norm", "head_norm"))},
 )
@@ -110,16 +102,16 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
     base, whole = (RetNetHybridModel, RetNetHybridForCausalLM) if ours.is_hybrid else (RetNetModel, RetNetForCausalLM)
     fused = is_fused(shapes)
     complete = any(name.startswith("model.") for name in shapes)  # otherwise fla's RetNetModel, without a head
-    tied = complete and ours.tie_word_embeddings
+    head_is_tied = complete and ours.tie_word_embeddings
     embedding = next((name for name in shapes if FLA.ours(name, ours) == "model.embed_tokens.weight"), None)
     moves = []
     for name in shapes:
         targets, change = FLA.change(FLA.ours(name, ours), ours, fused)
-        if tied and name == "lm_head.weight":
+        if head_is_tied and name == "lm_head.weight":
             if embedding is None:  # some writers keep only the first name of tied tensors
                 moves.append(Move((name,), ("model.embed_tokens.weight",)))
-        elif tied and name == embedding and "lm_head.weight" in shapes:
-            moves.append(Move((name, "lm_head.weight"), targets, Tied()))
+        elif head_is_tied and name == embedding and "lm_head.weight" in shapes:
+            moves.append(Move((name, "lm_head.weight"), targets, tied()))
         else:
             moves.append(Move((name,), targets, change))
     return Conversion(NAME, whole if complete else base, ours, moves)
@@ -159,7 +151,5 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
         name = FLA.theirs(name, ours)
         return name if ours.use_output_gate else name.replace("g_norm_swish_gate", "g_norm")
 
-    moves = dialect_moves(
-        FLA, ours, saved_tensors(model), theirs, copy="lm_head.weight" if ours.tie_word_embeddings else None
-    )
+    moves = dialect_moves(FLA, ours, saved_tensors(model), theirs, "lm_head.weight" if ours.tie_word_embeddings else None)
     return written(NAME, model, config | fields_of_transformers(model), plan, moves)

@@ -16,12 +16,10 @@ ROTATION = {"partial_rotary_factor", "rope_scaling", "rope_theta"}
 
 
 class ForeignConfig(dict):
-    """A foreign config.json that records which of its fields are read.
-
-    A field that has a value and is not read may change what the model computes. Files with such a field are refused.
+    """A foreign config.json that records which of its fields are read. A field that is not read may change the model.
 
     Args:
-        target_format: name of the format. without_effect: pattern of fields that do not affect a layer's output.
+        without_effect: pattern of fields that do not affect a layer's output.
     """
 
     def __init__(self, content: dict[str, Any], target_format: str, without_effect: str = "") -> None:
@@ -40,11 +38,7 @@ class ForeignConfig(dict):
         return super().get(name, default)
 
     def require_one_value(self, **values: Any) -> None:
-        """Checks options that change what a layer computes, and that have a counterpart here for only one value.
-
-        Raises:
-            ValueError: if the file has another value.
-        """
+        """Raises ValueError for options that are supported with one value only, if the file has another value."""
         for name, value in values.items():
             if self.get(name) not in (value, None):
                 raise ValueError(

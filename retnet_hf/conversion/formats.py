@@ -2,35 +2,17 @@
 """All foreign formats, and the detection of a checkpoint's format."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
 
 from . import fla, poolformer, rmt, syncdoth, torchscale, vir_official, vir_pulfer, yet_another_retnet
 from .checkpoint import Checkpoint
 from .errors import CheckpointError
 from .families import MODULES
 from .moves import Conversion
-from .shapes import Shape
-
-
-class Format(Protocol):
-    """The names that the module of a format defines."""
-
-    NAME: str
-    DESCRIPTION: str
-    recognises: Callable[[Collection[str], dict[str, Any] | None], bool]
-    plan: Callable[[Mapping[str, Shape], dict[str, Any] | None], Conversion]
 
 
 # The first format that recognises a checkpoint is used. Vision formats come first, since torchscale shares their names.
-FORMATS: dict[str, Format] = {
-    module.NAME: module
-    for module in (
-        *(vir_official, vir_pulfer, rmt, poolformer),
-        *(fla, torchscale, syncdoth, yet_another_retnet),
-        *MODULES,
-    )
-}
+_VISION, _LANGUAGE = (vir_official, vir_pulfer, rmt, poolformer), (fla, torchscale, syncdoth, yet_another_retnet)
+FORMATS = {module.NAME: module for module in (*_VISION, *_LANGUAGE, *MODULES)}
 OURS = "retnet_hf"
 _OUR_MODEL_TYPES = ("retnet", "retnet_hybrid", "vir", "rmt", "metaformer")
 _TEACHERS = ("llama", "mistral", "qwen2", "qwen3")
@@ -46,10 +28,8 @@ def format_of(checkpoint: Checkpoint) -> str | None:
                 return name
         except Exception as error:  # fields of a wrong type may lead to any error
             raise CheckpointError(f"the configuration of {checkpoint.path} cannot be used: {reason_of(error)}") from error
-    ours = (config or {}).get("model_type") in _OUR_MODEL_TYPES
-    if ours and any(re.search(_OUR_SIGN, name) for name in names):
-        return OURS
-    return None
+    ours = (config or {}).get("model_type") in _OUR_MODEL_TYPES and any(re.search(_OUR_SIGN, name) for name in names)
+    return OURS if ours else None
 
 
 def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Conversion:

@@ -47,7 +47,6 @@ def heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, A
 
 
 def heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """Returns their keys of heads."""
     return {
         "num_attention_heads": ours.attention_num_heads or ours.num_attention_heads,
         "num_key_value_heads": ours.attention_num_key_value_heads or ours.num_key_value_heads,
@@ -58,23 +57,36 @@ def heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:
     }
 
 
-def kinds_of(mixers: list[str] | None, fields: Mapping[str, Any]) -> list[str]:
-    """Returns the type of each layer from its mixer."""
-    mixers = mixers or ["attn"] * fields["num_hidden_layers"]
-    for mixer in mixers:
-        if mixer not in KINDS:
-            raise ValueError(f"mixer_types must contain only lightning-attn and attn, got {mixer!r}")
-    return [KINDS[mixer] for mixer in mixers]
+def mixer_row(kinds: Mapping[str, str], softmax: str, allowed: str, **default: Any) -> Row:
+    """Returns the row of each layer's mixer, which `kinds` maps to our type. With a default, all may be `softmax`."""
+
+    def there(mixers: list[str] | None, fields: Mapping[str, Any]) -> list[str]:
+        if default and not mixers:
+            mixers = [softmax] * fields["num_hidden_layers"]
+        for mixer in mixers:
+            if mixer not in kinds:
+                raise ValueError(f"mixer_types must contain only {allowed}, got {mixer!r}")
+        return [kinds[mixer] for mixer in mixers]
+
+    def back(types: list[str], ours: RetNetHybridConfig) -> list[str]:
+        return ["lightning-attn" if kind == "linear_attention" else softmax for kind in types]
+
+    return Row("mixer_types", "layer_types", there=there, back=back, **default)
 
 
-def mixers_of(kinds: list[str], ours: RetNetHybridConfig) -> list[str]:
-    """Returns the mixer of each layer from its type."""
-    return ["lightning-attn" if kind == "linear_attention" else "attn" for kind in kinds]
+# Whether layers of softmax attention have an output gate, which is a sigmoid.
+GATE = Row(
+    "attn_use_output_gate",
+    "attention_gate_act",
+    default=False,
+    there=lambda gated, fields: "sigmoid" if gated else None,
+    back=lambda act, ours: act is not None,
+)
 
 
 def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns our fields of rotation: which layers rotate, and the base, in `rope_parameters` of newer files."""
-    retention, softmax = (bool(config.get(name, True)) for name in ("lightning_use_rope", "attn_use_rope"))
+    retention, softmax = bool(config.get("lightning_use_rope", True)), bool(config.get("attn_use_rope", True))
     base, stated = config.get("rope_theta", 10000.0), config.get("rope_parameters") or {}
     plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": stated.get("rope_theta")}
     if stated != {name: plain.get(name) for name in stated}:
@@ -87,7 +99,6 @@ def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str
 
 
 def rotation_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """Returns their keys of rotation."""
     return {
         "rope_theta": ours.rope_parameters["rope_theta"],
         "attn_use_rope": ours.use_rotary and ours.rotary_layers != "linear_attention",
@@ -96,22 +107,13 @@ def rotation_back(ours: RetNetHybridConfig) -> dict[str, Any]:
 
 
 def log_base(scaling: str | float | None, fields: Mapping[str, Any]) -> float | None:
-    """Returns the number a of "hype a", or None without scaling.
-
-    Raises:
-        ValueError: for any other scaling.
-    """
+    """Returns the number a of "hype a", or None without scaling."""
     if scaling is None or scaling == 1:
         return None
     found = re.fullmatch(r"hype(?: (\d+(?:\.\d*)?))?", str(scaling))
     if found is None:
         raise ValueError(f'attn_logits_scaling must be None or "hype a" with a number a, got {scaling!r}')
     return float(found[1] or LOG_BASE)
-
-
-def scaling_of(base: float | None, ours: RetNetHybridConfig) -> str | None:
-    """Returns "hype a" for the number a, or None."""
-    return None if base is None else f"hype {base}"
 
 
 # Maps their scale of the queries to a function of the head size: the ratio of their scale to ours. A larger epsilon of the
@@ -142,7 +144,7 @@ FAMILY = Family(
         positions(32768),
         Together(heads_there, heads_back),
         Together(rotation_there, rotation_back),
-        Row("mixer_types", "layer_types", default=None, there=kinds_of, back=mixers_of),
+        mixer_row(KINDS, "attn", "lightning-attn and attn", default=None),
         Row(
             "lightning_scale",
             "head_norm_eps",
@@ -150,14 +152,14 @@ FAMILY = Family(
             there=epsilon_of,
             back=lambda eps, ours: scale_of(ours.rms_norm_eps / (eps or ours.rms_norm_eps), ours),
         ),
+        GATE,
         Row(
-            "attn_use_output_gate",
-            "attention_gate_act",
-            False,
-            there=lambda gated, fields: "sigmoid" if gated else None,
-            back=lambda act, ours: act is not None,
+            "attn_logits_scaling",
+            "attention_log_base",
+            default=None,
+            there=log_base,
+            back=lambda base, ours: None if base is None else f"hype {base}",
         ),
-        Row("attn_logits_scaling", "attention_log_base", default=None, there=log_base, back=scaling_of),
     ),
     implied={
         "decay_schedule": lambda fields: alibi_schedule(fields["num_attention_heads"]),

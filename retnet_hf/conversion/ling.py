@@ -13,17 +13,16 @@ from typing import Any
 from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 
 from . import ring
-from .changes import Change, Dropped, RotatedLast
+from .changes import Change, Shape, dropped, rotated_last
 from .dialect import Dialect
 from .family import HEADS, Family, Row, Together, head_dim, heads_there, positions, same
 from .foreign_config import ForeignConfig
 from .moves import Conversion, Move
-from .shapes import Shape
 
 
 def _rotated_last(size_of: Callable[[RetNetHybridConfig], int]) -> Callable[[RetNetHybridConfig], Change]:
     """Returns the function that makes the change for rows in heads of `size_of(config)`, whose last elements rotate."""
-    return lambda config: Change() if config.kv_lora_rank is None else RotatedLast(size_of(config), config.qk_rope_head_dim)
+    return lambda config: Change() if config.kv_lora_rank is None else rotated_last(size_of(config), config.qk_rope_head_dim)
 
 
 _QUERIES = _rotated_last(lambda config: config.qk_nope_head_dim + config.qk_rope_head_dim)
@@ -73,7 +72,7 @@ class WithFurtherLayers(Family):
         for name in shapes or ():
             layer = re.match(r"model\.layers\.(\d+)\.", name)
             if layer and int(layer[1]) in further:
-                moves.append(Move((name,), (), Dropped("of a layer that predicts further tokens")))
+                moves.append(Move((name,), (), dropped("of a layer that predicts further tokens")))
         return replace(planned, moves=moves)
 
 
@@ -91,13 +90,7 @@ FAMILY = WithFurtherLayers(
         Row("layer_group_size", "layer_types", there=ring.kinds_of, back=ring.group_of),
         Together(rotation_there, ring.rotation_back),
         *same("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", q_lora_rank=None),
-        Row("group_norm_size", "head_norm_groups", default=1),
-        *same("num_experts", "num_experts_per_tok", "moe_intermediate_size", first_k_dense_replace=0),
-        Together(ring.shared_there, lambda ours: {"num_shared_experts": ours.n_shared_experts}),
-        Row("score_function", "router_act", default="sigmoid"),
-        Row("moe_router_enable_expert_bias", "use_router_bias", default=False, there=lambda value, fields: bool(value)),
-        Together(ring.groups_there, lambda ours: {"n_group": ours.n_group or 1, "topk_group": ours.topk_group or 1}),
-        *same(norm_topk_prob=True, routed_scaling_factor=1.0, output_router_logits=False),
+        *ring.expert_rows(default="sigmoid"),
     ),
     implied={"use_qk_norm": True, "output_gate_act": "sigmoid"},
     fixed=dict.fromkeys(("use_bias", "use_qkv_bias", "linear_silu", "norm_head"), False)

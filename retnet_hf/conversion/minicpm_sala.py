@@ -16,26 +16,10 @@ from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 
 from .family import Family, Row, Together, positions, same
 from .foreign_config import ForeignConfig, alibi_schedule
-from .hypenet import DIALECT, epsilon_of, heads_back, heads_there, rotation_back, rotation_there, scale_of
+from .hypenet import DIALECT, GATE, epsilon_of, heads_back, heads_there, mixer_row, rotation_back, rotation_there, scale_of
 
 
-KINDS = {
-    **dict.fromkeys(("lightning", "lightning_attn", "lightning-attn"), "linear_attention"),
-    "minicpm4": "full_attention",
-}
-
-
-def kinds_of(mixers: list[str], fields: Mapping[str, Any]) -> list[str]:
-    """Returns the type of each layer from its mixer."""
-    for mixer in mixers:
-        if mixer not in KINDS:
-            raise ValueError(f"mixer_types must contain only {', '.join(KINDS)}, got {mixer!r}")
-    return [KINDS[mixer] for mixer in mixers]
-
-
-def mixers_of(kinds: list[str], ours: RetNetHybridConfig) -> list[str]:
-    """Returns the mixer of each layer from its type."""
-    return ["lightning-attn" if kind == "linear_attention" else "minicpm4" for kind in kinds]
+KINDS = dict.fromkeys(("lightning", "lightning_attn", "lightning-attn"), "linear_attention") | {"minicpm4": "full_attention"}
 
 
 def scales_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,7 +40,6 @@ def scales_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, 
 
 
 def scales_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """Returns their keys of scales."""
     eps, smaller = ours.qk_norm_eps or ours.rms_norm_eps, ours.head_norm_eps or ours.rms_norm_eps
     branch = math.sqrt(eps / ours.rms_norm_eps)
     scales = {"scale_depth": branch * math.sqrt(ours.num_hidden_layers), "scale_emb": ours.embedding_multiplier * branch}
@@ -78,11 +61,6 @@ def longest_there(sparse: dict[str, Any] | None, fields: Mapping[str, Any]) -> i
     return sparse.get("dense_len", 8192) - 1
 
 
-def longest_back(most: int | None, ours: RetNetHybridConfig) -> dict[str, Any] | None:
-    """Returns their `sparse_config`, with the published sizes of blocks."""
-    return None if most is None else BLOCKS | {"dense_len": most + 1}
-
-
 FAMILY = Family(
     name="minicpm_sala",
     description="MiniCPM-SALA (openbmb), up to dense_len tokens",
@@ -96,15 +74,15 @@ FAMILY = Family(
         Together(heads_there, heads_back),
         Together(rotation_there, rotation_back),
         Together(scales_there, scales_back),
-        Row("mixer_types", "layer_types", there=kinds_of, back=mixers_of),
-        Row("sparse_config", "attention_max_length", default=None, there=longest_there, back=longest_back),
+        mixer_row(KINDS, "minicpm4", ", ".join(KINDS)),
         Row(
-            "attn_use_output_gate",
-            "attention_gate_act",
-            False,
-            there=lambda gated, fields: "sigmoid" if gated else None,
-            back=lambda act, ours: act is not None,
+            "sparse_config",
+            "attention_max_length",
+            default=None,
+            there=longest_there,
+            back=lambda most, ours: None if most is None else BLOCKS | {"dense_len": most + 1},
         ),
+        GATE,
     ),
     implied={
         "decay_schedule": lambda fields: alibi_schedule(fields["num_attention_heads"]),

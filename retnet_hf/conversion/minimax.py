@@ -20,12 +20,11 @@ import torch
 
 from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 
-from .changes import HeadsApart, Known, Scaled
+from .changes import Shape, heads_apart, known, scaled
 from .dialect import Dialect, rotated_first
 from .family import HEADS, Family, Row, Together, head_dim, positions, same
 from .foreign_config import ForeignConfig, decays_with_factors
 from .moves import Conversion, Move
-from .shapes import Shape
 
 
 PUBLISHED = Dialect(
@@ -44,23 +43,16 @@ PUBLISHED = Dialect(
         (
             ".retention.qkv_proj.weight",
             tuple(f".retention.{name}_proj.weight" for name in "qkv"),
-            lambda config: HeadsApart(config.num_attention_heads, 3),
+            lambda config: heads_apart(config.num_attention_heads, 3),
         ),
         *((f".attention.{name}_proj.weight", (f".attention.{name}_proj.weight",), rotated_first) for name in "qk"),
     ),
     experts=("w1", "w3", "w2"),
 )
 
+_NAMES = (("mlp.gate", "mlp.router"), ("post_attention_layernorm", "retention_norm"))
 # transformers' models in memory, with the experts of a layer in two tensors.
-IN_MEMORY = replace(
-    PUBLISHED,
-    name="minimax in memory",
-    sign=".self_attn.output_gate.weight",
-    modules=(("mlp.gate", "mlp.router"), ("post_attention_layernorm", "retention_norm")),
-    experts=None,
-)
-
-
+IN_MEMORY = replace(PUBLISHED, name="minimax in memory", sign=".self_attn.output_gate.weight", modules=_NAMES, experts=None)
 EPSILON = 1e-6  # epsilon of the norm of a linear layer's output, for any configuration
 # Names in transformers and in published configurations of the factors on the stream, "alpha", and on the branch, "beta", for
 # layers of retention, layers of softmax attention, and feed-forward networks.
@@ -96,7 +88,6 @@ def alphas_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, 
 
 
 def alphas_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """Returns their factors on the stream."""
     of_others = (ours.attention_residual_multiplier, ours.mlp_residual_multiplier)
     alphas = (ours.residual_multiplier, *(alpha or ours.residual_multiplier for alpha in of_others))
     return {transformers.format("alpha"): alpha for (transformers, _), alpha in zip(FACTORS, alphas)}
@@ -123,7 +114,6 @@ def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str
 
 
 def rotation_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """Returns their keys of rotation."""
     rope = dict(ours.rope_parameters)
     partial = rope.pop("partial_rotary_factor", 1.0)
     return {"rope_parameters": rope} | ({"rotary_dim": int(ours.head_dim * partial)} if partial != 1 else {})
@@ -132,7 +122,9 @@ def rotation_back(ours: RetNetHybridConfig) -> dict[str, Any]:
 def decay_buffers(ours: RetNetHybridConfig, block_size: int) -> list[Move]:
     """Returns moves that check the tables of decays that transformers' models save."""
     moves, place = [], torch.arange(block_size, dtype=torch.float64) + 1
-    for layer in (layer for layer, kind in enumerate(ours.layer_types) if kind == "linear_attention"):
+    for layer, kind in enumerate(ours.layer_types):
+        if kind != "linear_attention":
+            continue
         slope = -torch.tensor(ours.decays(layer), dtype=torch.float64).log()[:, None, None]
         within = (slope * (place[None, :] - place[:, None])).exp().tril()[None]
         tables = {
@@ -141,8 +133,8 @@ def decay_buffers(ours: RetNetHybridConfig, block_size: int) -> list[Move]:
             "key_decay": torch.exp(-slope * (block_size - place[:, None])),
             "diagonal_decay": within,
         }
-        names = {f"model.layers.{layer}.self_attn.{name}": table.float() for name, table in tables.items()}
-        moves += [Move((name,), (), Known(table)) for name, table in names.items()]
+        prefix = f"model.layers.{layer}.self_attn."
+        moves += [Move((prefix + name,), (), known(table.float())) for name, table in tables.items()]
     return moves
 
 
@@ -162,7 +154,7 @@ class MiniMax(Family):
         for end, beta in zip(LAST, factors(config, "beta")):
             for index, move in enumerate(moves):
                 if beta != 1 and move.targets[0].endswith(end):
-                    moves[index] = replace(move, change=Scaled(move.change, beta))
+                    moves[index] = replace(move, change=scaled(move.change, beta))
         buffers = decay_buffers(planned.config, config.get("block_size", 256))
         moves += [move for move in buffers if shapes is None or move.sources[0] in shapes]
         return replace(planned, moves=moves)

@@ -8,7 +8,7 @@ model is filled exactly once, and every shape fits. A plan reads a checkpoint or
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +23,9 @@ from transformers.modeling_utils import PreTrainedModel
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.state.state_fingerprint import meaning
 
-from .changes import Change, Dropped, Joined, Known, Tied
+from .changes import Change, Shape, dropped, joined, known, tied
 from .dialect import Dialect, renamed
 from .errors import CheckpointError
-from .shapes import Shape, shapes_of
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,9 @@ class Move:
 
 @dataclass(frozen=True)
 class Conversion:
-    """All moves of one checkpoint, and the model that they fill.
+    """All moves of one checkpoint, in order of execution, and class and configuration of the model that they fill."""
 
-    Args:
-        format: name of the foreign format.
-        model_class, config: class and configuration of the model.
-        moves: the moves, in order of execution.
-    """
-
-    format: str
+    format: str  # name of the foreign format
     model_class: type[PreTrainedModel]
     config: PreTrainedConfig
     moves: list[Move]
@@ -64,13 +57,20 @@ class Conversion:
             CheckpointError: if a tensor is missing, left over, used twice, or has a wrong shape.
         """
         expected = {name: tensor.to("meta") for name, tensor in saved_tensors(self.empty_model()).items()}
-        self._require_all_of(shapes, (source for move in self.moves for source in move.sources))
+        used = Counter(source for move in self.moves for source in move.sources)
+        for name, times in used.items():
+            if name not in shapes:
+                raise CheckpointError(f"tensor {name} is missing, but a checkpoint of format {self.format} has it")
+            if times > 1:
+                raise CheckpointError(f"tensor {name} would be used {times} times")
+        for name in shapes:
+            if name not in used:
+                raise CheckpointError(f"tensor {name} has no place in the format {self.format} with this configuration")
         filled = Counter(target for move in self.moves for target in move.targets)
         for name in expected:
             if filled[name] == 0:
-                raise CheckpointError(
-                    f"tensor {self._likely_source(name)} is missing; with this configuration it becomes {name}"
-                )
+                source = self._likely_source(name)
+                raise CheckpointError(f"tensor {source} is missing; with this configuration it becomes {name}")
             if filled[name] > 1:
                 raise CheckpointError(f"{filled[name]} tensors of the checkpoint would become {name}")
         for move in self.moves:
@@ -79,7 +79,7 @@ class Conversion:
                     f"tensor {move.sources[0]} has no place in {self.model_class.__name__}: with this configuration, "
                     f"the model has no {unknown[0]}"
                 )
-            if isinstance(move.change, Dropped):
+            if move.change.backward is None:
                 continue
             theirs = move.change.backward([expected[name] for name in move.targets])
             for name, tensor in zip(move.sources, theirs, strict=True):
@@ -92,24 +92,11 @@ class Conversion:
     def _likely_source(self, target: str) -> str:
         """Returns the foreign name of a missing tensor of ours, guessed from another layer, or else our name."""
         number = re.compile(r"\d+")
-        alike = (
-            (name, move) for move in self.moves for name in move.targets if number.sub("", name) == number.sub("", target)
-        )
-        name, move = next(alike, (target, Move((target,), (target,))))
+        pairs = ((name, move.sources[0]) for move in self.moves for name in move.targets)
+        alike = (pair for pair in pairs if number.sub("", pair[0]) == number.sub("", target))
+        name, source = next(alike, (target, target))
         instead = dict(zip(number.findall(name), number.findall(target)))
-        return number.sub(lambda found: instead.get(found[0], found[0]), move.sources[0])
-
-    def _require_all_of(self, names: Collection[str], used: Iterable[str]) -> None:
-        """Raises CheckpointError unless every foreign name, and no other name, is used exactly once."""
-        times = Counter(used)
-        for name in times:
-            if name not in names:
-                raise CheckpointError(f"tensor {name} is missing, but a checkpoint of format {self.format} has it")
-            if times[name] > 1:
-                raise CheckpointError(f"tensor {name} would be used {times[name]} times")
-        for name in names:
-            if name not in times:
-                raise CheckpointError(f"tensor {name} has no place in the format {self.format} with this configuration")
+        return number.sub(lambda found: instead.get(found[0], found[0]), source)
 
     def build(
         self,
@@ -120,22 +107,26 @@ class Conversion:
         """Returns the model. Values are read one move at a time.
 
         Args:
-            theirs: the foreign tensors by name.
-            done: called after each move.
-            keep: called with each tensor that was computed, instead of read from `theirs`. Its result becomes the
-                parameter.
+            done: called after each move. keep: called with each tensor that was computed, instead of read from `theirs`. Its
+                result becomes the parameter.
 
         Raises:
             CheckpointError: for values that are not finite, have a dtype that no model is trained in, or differ from the
                 values that the configuration implies.
         """
         model = self.empty_model()
-        expected = saved_tensors(model)
-        values: dict[str, Tensor] = {}
+        expected, values = saved_tensors(model), {}
         for move in self.moves:
             tensors = [theirs[name] for name in move.sources]
             for name, tensor in zip(move.sources, tensors):
-                _require_numbers(name, tensor)
+                small = tensor.is_floating_point() and tensor.itemsize < 2
+                if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized or small:
+                    kind = tensor.dtype if tensor.layout is torch.strided else tensor.layout
+                    raise CheckpointError(
+                        f"tensor {name} is of type {kind}: only checkpoints of 16 bits or more can be converted"
+                    )
+                if tensor.is_floating_point() and not tensor.isfinite().all():
+                    raise CheckpointError(f"tensor {name} holds values that are not finite")
             try:
                 made = move.change.forward(tensors)
             except CheckpointError as error:
@@ -156,25 +147,16 @@ class Conversion:
     def reverse(self, model: PreTrainedModel) -> dict[str, Tensor]:
         """Returns the foreign state dict from which the plan would make `model`."""
         ours = saved_tensors(model)
-        theirs: dict[str, Tensor] = {}
+        theirs = {}
         for move in self.moves:
             tensors = move.change.backward([ours[name] for name in move.targets])
             theirs.update((name, tensor.detach().contiguous()) for name, tensor in zip(move.sources, tensors, strict=True))
         return theirs
 
 
-def _require_numbers(name: str, tensor: Tensor) -> None:
-    """Raises CheckpointError for values or dtypes that no parameter can have."""
-    if (
-        tensor.layout is not torch.strided
-        or tensor.is_complex()
-        or tensor.is_quantized
-        or (tensor.is_floating_point() and tensor.itemsize < 2)
-    ):
-        kind = tensor.dtype if tensor.layout is torch.strided else tensor.layout
-        raise CheckpointError(f"tensor {name} is of type {kind}: only checkpoints of 16 bits or more can be converted")
-    if tensor.is_floating_point() and not tensor.isfinite().all():
-        raise CheckpointError(f"tensor {name} holds values that are not finite")
+def shapes_of(state_dict: Mapping[str, Tensor]) -> dict[str, Shape]:
+    """Returns the shapes of tensors by name."""
+    return {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
 
 
 def empty_model(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
@@ -190,18 +172,47 @@ def saved_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
 
 
+def shape_of(shapes: Mapping[str, Shape], name: str, dimensions: int, target_format: str) -> Shape:
+    """Returns the shape of a tensor that determines fields of a configuration.
+
+    Raises:
+        CheckpointError: if it is missing, or has another number of dimensions.
+    """
+    if len(shapes.get(name, ())) != dimensions:
+        raise CheckpointError(
+            f"tensor {name} is missing, or does not have the shape that the format {target_format} requires"
+        )
+    return shapes[name]
+
+
+def renamed_tensors(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig, rules: Iterable[tuple[str, Any]]
+) -> Iterator[tuple[str, str, Tensor]]:
+    """Yields our name, the foreign name after applying rules (pattern, replacement) of `re.sub`, and the tensor."""
+    for name, tensor in saved_tensors(empty_model(model_class, config)).items():
+        theirs = name
+        for pattern, replacement in rules:
+            theirs = re.sub(pattern, replacement, theirs)
+        yield name, theirs, tensor
+
+
+def body_of(shapes: Mapping[str, Shape], prefix: str) -> dict[str, Shape]:
+    """Returns the tensors with a prefix, without the prefix."""
+    return {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+
+
 def backbone_moves(moves: Iterable[Move], prefix: str, names: Iterable[str]) -> list[Move]:
     """Returns the moves of a backbone in the checkpoint of a detector or segmenter, where its names have a prefix."""
     prefixed = [Move(tuple(prefix + source for source in move.sources), move.targets, move.change) for move in moves]
-    return prefixed + [Move((name,), (), Dropped("not of the backbone")) for name in names if not name.startswith(prefix)]
+    return prefixed + [Move((name,), (), dropped("not of the backbone")) for name in names if not name.startswith(prefix)]
 
 
 def xpos_buffers(prefix: str, head_dim: int, decays: list[float]) -> list[Move]:
     """Returns moves that check the angles (K,) and decays (H,) that torchscale and RMT save."""
     angle = 10000 ** -torch.linspace(0, 1, head_dim // 2)
     return [
-        Move((f"{prefix}.angle",), (), Known(angle.repeat_interleave(2))),
-        Move((f"{prefix}.decay",), (), Known(torch.tensor(decays).log())),
+        Move((f"{prefix}.angle",), (), known(angle.repeat_interleave(2))),
+        Move((f"{prefix}.decay",), (), known(torch.tensor(decays).log())),
     ]
 
 
@@ -227,28 +238,33 @@ def dialect_moves(
         if name.endswith(others):
             continue
         if dialect.experts is not None and ".mlp.experts." in name:
-            moves.append(experts_move(dialect.experts, name, config.num_experts, theirs))
+            prefix, _, joint = name.rpartition(".")
+            parts = dialect.experts[:2] if joint == "gate_up_proj" else dialect.experts[2:]
+            each = (f"{prefix}.{number}.{part}.weight" for number in range(config.num_experts) for part in parts)
+            moves.append(Move(tuple(map(theirs, each)), (name,), joined(config.num_experts, len(parts))))
             continue
         first = next((end for end in changes if name.endswith(end)), "")
         end, ends, change = changes.get(first, ("", ("",), Change()))
         stem = name.removesuffix(first)
         if copy is not None and name.endswith("embed_tokens.weight"):
-            moves.append(Move((theirs(name), copy), (name,), Tied()))
+            moves.append(Move((theirs(name), copy), (name,), tied()))
         else:
             moves.append(Move((theirs(stem + end),), tuple(stem + each for each in ends), change))
     return moves
 
 
-def experts_move(parts: tuple[str, str, str], name: str, experts: int, theirs: Callable[[str], str]) -> Move:
-    """Returns the move that joins the tensors of experts.
-
-    Args:
-        parts: foreign names of gate, up and down projection. name: our name of the joint tensor.
-    """
-    prefix, _, joint = name.rpartition(".")
-    parts = parts[:2] if joint == "gate_up_proj" else parts[2:]
-    sources = tuple(theirs(f"{prefix}.{number}.{part}.weight") for number in range(experts) for part in parts)
-    return Move(sources, (name,), Joined(experts, len(parts)))
+def fields_of_transformers(model: PreTrainedModel) -> dict[str, Any]:
+    """Returns the keys that all config.json files of RetNets for transformers have under the same names."""
+    ours = model.config
+    return {
+        "architectures": ["RetNetForCausalLM"],
+        "model_type": "retnet",
+        "initializer_range": ours.initializer_range,
+        "tie_word_embeddings": ours.tie_word_embeddings,
+        "use_cache": True,  # Trainer sets it to False, and generation would then read the whole text for every token
+        **{name: getattr(ours, name) for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")},
+        "torch_dtype": str(model.dtype).removeprefix("torch."),
+    }
 
 
 def written(
@@ -258,13 +274,10 @@ def written(
     plan: Callable[[dict[str, Shape] | None, dict | None], Conversion],
     moves: list[Move] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns the foreign state dict and `config` after reading them back, for every `to_<format>`.
-
-    Because they are read back, any option that the format cannot express is refused.
+    """Returns the foreign state dict and `config`. They are read back, to refuse what the format cannot express.
 
     Args:
-        plan: the reader of the format.
-        moves: moves of the model; if absent, the moves of the plan for `config` without shapes.
+        plan: the reader of the format. moves: moves of the model; if absent, of the plan for `config` without shapes.
 
     Raises:
         ValueError: for a field of the configuration that would be read back with another meaning.
@@ -303,11 +316,7 @@ def require_same(ours: PreTrainedConfig, again: PreTrainedConfig, target_format:
 
 
 def model_from(plan: Callable[[dict[str, Shape], dict | None], Conversion], state_dict: Mapping[str, Tensor], config: Any):
-    """Plans, checks and builds a model, for every `from_<format>`. Unchanged tensors are shared, not copied.
-
-    Raises:
-        CheckpointError: as in `Conversion.check` and `Conversion.build`.
-    """
+    """Plans, checks and builds a model, for every `from_<format>`. Unchanged tensors are shared, not copied."""
     shapes = shapes_of(state_dict)
     planned = plan(shapes, config)
     planned.check(shapes)

@@ -19,15 +19,12 @@ from retnet_hf.vision.modeling_metaformer import (
     MetaFormerPreTrainedModel,
 )
 
-from .changes import Change, Reshaped
+from .changes import Change, Shape, reshaped
 from .errors import CheckpointError
-from .moves import Conversion, Move, backbone_moves, empty_model, model_from, saved_tensors
-from .shapes import Shape, body_of, renamed, shape_of
+from .moves import Conversion, Move, backbone_moves, body_of, model_from, renamed_tensors, shape_of
 
 
-NAME = "poolformer"
-DESCRIPTION = "PoolFormer: sail/poolformer_* of transformers, and sail-sg/poolformer"
-
+NAME, DESCRIPTION = "poolformer", "PoolFormer: sail/poolformer_* of transformers, and sail-sg/poolformer"
 # Fields of PoolFormerConfig that MetaFormerConfig has under the same name.
 _SAME_FIELDS = (
     *("num_channels", "pool_size", "mlp_ratio", "depths", "hidden_sizes", "patch_sizes", "strides", "padding", "hidden_act"),
@@ -74,15 +71,23 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
     theirs = body_of(shapes, prefix)
     model_class = MetaFormerForImageClassification
     if of_transformers:
-        ours = config_from_transformers(theirs, config)
+        if config is None:
+            raise CheckpointError(
+                f"transformers' layout of the format {NAME} needs a config.json next to the weights: no tensor shows strides"
+            )
+        fields = {field: config[field] for field in _SAME_FIELDS if field in config}
+        if "id2label" not in fields and "classifier.weight" in theirs:
+            fields["num_labels"] = theirs["classifier.weight"][0]
         if not any(name.startswith("poolformer.") for name in theirs):
             model_class = MetaFormerModel
     else:
-        ours = config_from_shapes(theirs, config or {})
+        fields = _fields_of_shapes(theirs, config or {})
         if any(re.match(r"norm\d", name) for name in theirs):
             model_class = MetaFormerBackbone
-    moves = planned_moves(ours, model_class, of_transformers)
-    return Conversion(NAME, model_class, ours, backbone_moves(moves, prefix, shapes))
+    ours = MetaFormerConfig(token_mixers="pooling", **fields)
+    return Conversion(
+        NAME, model_class, ours, backbone_moves(planned_moves(ours, model_class, of_transformers), prefix, shapes)
+    )
 
 
 def image_processor_options(config: MetaFormerConfig) -> dict[str, Any]:
@@ -90,34 +95,16 @@ def image_processor_options(config: MetaFormerConfig) -> dict[str, Any]:
     return {"crop_pct": 0.95 if config.hidden_size > 512 else 0.9}
 
 
-def config_from_transformers(shapes: Mapping[str, Shape], config: Mapping[str, Any] | None) -> MetaFormerConfig:
-    """Returns our configuration for transformers' config.json."""
-    if config is None:
-        raise CheckpointError(
-            f"transformers' layout of the format {NAME} needs a config.json next to the weights: no tensor shows strides"
-        )
-    fields = {field: config[field] for field in _SAME_FIELDS if field in config}
-    if "id2label" not in fields and "classifier.weight" in shapes:
-        fields["num_labels"] = shapes["classifier.weight"][0]
-    return MetaFormerConfig(token_mixers="pooling", **fields)
-
-
-def config_from_shapes(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> MetaFormerConfig:
-    """Returns our configuration for the shapes of the authors' layout and the constructor's arguments, if given.
-
-    Raises:
-        CheckpointError: if tensors are missing or do not have the shapes of the layout.
-    """
-
+def _fields_of_shapes(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns our fields for the shapes of the authors' layout and the constructor's arguments."""
     # Even entries of `network` are stages, odd entries are the patch embeddings between them.
-    blocks = {
-        tuple(map(int, found.groups())) for found in map(re.compile(r"network\.(\d+)\.(\d+)\.").match, shapes) if found
-    }
+    numbers = map(re.compile(r"network\.(\d+)\.(\d+)\.").match, shapes)
+    blocks = {tuple(map(int, found.groups())) for found in numbers if found}
     stages = max(entry for entry, _ in blocks) // 2 + 1
     hidden_sizes = [shape_of(shapes, f"network.{2 * stage}.0.mlp.fc1.weight", 4, NAME)[1] for stage in range(stages)]
     embeddings = ["patch_embed.proj.weight", *(f"network.{2 * stage - 1}.proj.weight" for stage in range(1, stages))]
-    scaled = "network.0.0.layer_scale_1" in shapes
-    fields = {
+    outputs = [index + 1 for index in range(stages) if f"norm{2 * index}.weight" in shapes]
+    return {
         "num_channels": shape_of(shapes, "patch_embed.proj.weight", 4, NAME)[1],
         "depths": [len({index for entry, index in blocks if entry == 2 * stage}) for stage in range(stages)],
         "hidden_sizes": hidden_sizes,
@@ -127,24 +114,20 @@ def config_from_shapes(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]
         "pool_size": arguments.get("pool_size", 3),
         "mlp_ratio": shapes["network.0.0.mlp.fc1.weight"][0] / hidden_sizes[0],
         "drop_path_rate": arguments.get("drop_path_rate", 0.0),
-        "use_layer_scale": scaled,
+        "use_layer_scale": "network.0.0.layer_scale_1" in shapes,
         "layer_scale_init_value": arguments.get("layer_scale_init_value", 1e-5),
         "num_labels": shape_of(shapes, "head.weight", 2, NAME)[0] if "head.weight" in shapes else 0,
+        **({"out_indices": outputs} if outputs else {}),
     }
-    if outputs := [index for index in range(stages) if f"norm{2 * index}.weight" in shapes]:
-        fields["out_indices"] = [index + 1 for index in outputs]
-    return MetaFormerConfig(token_mixers="pooling", **fields)
 
 
 def planned_moves(ours: MetaFormerConfig, model_class: type[MetaFormerPreTrainedModel], of_transformers: bool) -> list[Move]:
     """Returns all moves of the layout, from the configuration alone."""
-    rules = _TRANSFORMERS_NAMES if of_transformers else _AUTHORS_NAMES
-    moves = []
-    for name, tensor in saved_tensors(empty_model(model_class, ours)).items():
-        change = Change()
-        if re.search(r"\.mlp\.fc\d\.weight$", name):  # theirs are 1x1 convolutions
-            change = Reshaped((*tensor.shape, 1, 1), tensor.shape)
-        moves.append(Move((renamed(name, rules),), (name,), change))
+    moves, rules = [], _TRANSFORMERS_NAMES if of_transformers else _AUTHORS_NAMES
+    for name, theirs, tensor in renamed_tensors(model_class, ours, rules):
+        linear = re.search(r"\.mlp\.fc\d\.weight$", name)  # theirs are 1x1 convolutions
+        change = reshaped((*tensor.shape, 1, 1), tensor.shape) if linear else Change()
+        moves.append(Move((theirs,), (name,), change))
     return moves
 
 

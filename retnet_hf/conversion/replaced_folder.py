@@ -1,24 +1,83 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Replacement of an older folder by a finished one: checks that it is allowed, and loses nothing if interrupted."""
+"""Files that are written completely or not at all, and folders that replace an older one: nothing is lost if interrupted."""
 
 import contextlib
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from .errors import CheckpointError, printable
-from .model_files import FINISHED, MARKS, UNFINISHED
+
+
+# Expressions for the whole names of files and folders that the commands, `save_pretrained` and `Trainer` write.
+TOKENIZER = (
+    *("added_tokens.json", "chat_template.jinja", "merges.txt", "sentencepiece.bpe.model", "special_tokens_map.json"),
+    *("spiece.model", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt"),
+)
+_MODULES = [path.stem for path in Path(find_spec("retnet_hf").submodule_search_locations[0]).rglob("*.py")]
+_CODE = "|".join(name for name in _MODULES if name.startswith(("configuration_", "modeling_", "image_processing_")))
+_CODE += "|retnet_gpu|retnet_mlx"  # with a model, or an export
+_SHARD, _PARTIAL = r"(-\d{5}-of-\d{5})?", r"(\.[0-9a-f]{16}\.partial)?"  # the second is of `whole`
+_ONNX = r"model(_quantized|_q4)?\.onnx(\.data)?"
+_STAGE = r"((align|distill|long)(\.partial)?|\.(align|distill|long)\.replaced|finished)"
+MODEL = (
+    *map(re.escape, TOKENIZER),
+    r"README\.md|(config|generation_config|preprocessor_config|processor_config|adapter_config)\.json|\.DS_Store",
+    rf"(model{_SHARD}|adapter_model)\.safetensors|model\.safetensors\.index\.json",
+    r"(training|eval_results|linearization|export|genai_config)\.json|training_args\.bin",
+    rf"training_run\.json{_PARTIAL}|(loss_curve|align|distill|long|positions)\.png",
+    rf"({_CODE})\.py|index\.html|(app|model|state_file)\.js|style\.css",
+)
+CHECKPOINT = (*MODEL, r"(optimizer|scheduler|scaler)\.pt|rng_state(_\d+)?\.pth|trainer_state\.json")
+
+# The names in each folder, which is a path below the model's.
+FINISHED = {
+    r"\.": MODEL,
+    r"checkpoint-\d+": CHECKPOINT,
+    r"((checkpoint-\d+|finished)/)?additional_chat_templates": (r"[\w-]+\.jinja",),
+    "onnx": (_ONNX,),
+    "model": (_ONNX, r"(tokenizer|tokenizer_config|info)\.json|initial_state\.safetensors"),  # of a page, as the next line
+    "vendor": (
+        r"ort\.wasm\.bundle\.min\.mjs|ort-wasm-simd-threaded\.wasm|onnxruntime-web-\d+\.\d+\.\d+\.package\.json",
+        r"tokenizers\.min\.mjs|huggingface-tokenizers-\d+\.\d+\.\d+\.LICENSE",
+    ),
+    "__pycache__": (rf"({_CODE})\.cpython-\d+\.pyc",),
+}
+UNFINISHED = {  # folders of stages of a linearization, too
+    r"\.": (*MODEL, rf"(layer_costs|divergence)\.json{_PARTIAL}"),
+    _STAGE: MODEL,
+    rf"{_STAGE}/checkpoint-\d+": CHECKPOINT,
+    r"teacher-(training|evaluation)": (rf"part-\d{{6}}\.safetensors{_PARTIAL}|index\.json{_PARTIAL}",),
+}
+MARKS = ("config.json", "model/info.json")  # a folder of a model, or of a page, has one of these
+
+
+@contextlib.contextmanager
+def whole(file: Path) -> Iterator[Path]:
+    """Yields a path that no other writer has. The file there replaces `file` after the block, or is removed if it fails."""
+    partial = file.with_name(f"{file.name}.{secrets.token_hex(8)}.partial")
+    try:
+        yield partial
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Writes a text file."""
+    with whole(file) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
 def locked(output: Path) -> Iterator[Path]:
-    """Prevents other processes from writing the same folder within the block, by a lock on the file that it yields.
-
-    The operating system releases the lock when the process ends for any reason. The file is removed after the block.
+    """Locks a folder for other processes within the block. Yields the locked file, which is removed after the block.
 
     Raises:
         CheckpointError: if another process holds the lock.
@@ -41,16 +100,11 @@ def locked(output: Path) -> Iterator[Path]:
         lock.release()
 
 
-def _set_aside(output: Path) -> Path:
-    """Returns the path of the older folder between the two renames."""
-    return output.with_name(f".{output.name}.replaced")
-
-
 def replace(output: Path, finished: Path) -> None:
     """Replaces the folder `output` with the folder `finished`. If that fails, `output` is unchanged."""
     restore(output)
     require_replaceable(output)  # checked again, since files may have been added since `claim`, hours ago
-    older = _set_aside(output)
+    older = output.with_name(f".{output.name}.replaced")
     shutil.rmtree(older, ignore_errors=True)
     try:
         if output.exists():
@@ -64,7 +118,7 @@ def replace(output: Path, finished: Path) -> None:
 
 def restore(output: Path) -> None:
     """Restores the older folder if a crash happened between the two renames."""
-    older = _set_aside(output)
+    older = output.with_name(f".{output.name}.replaced")
     if older.exists() and not output.exists():
         os.replace(older, output)
 

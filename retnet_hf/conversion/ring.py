@@ -17,12 +17,9 @@ from .foreign_config import ForeignConfig, alibi_decays
 
 def _of_ring(mixer: str, kind: str) -> list[tuple[str, tuple[str, ...], Callable[[RetNetHybridConfig], Change]]]:
     """Returns the changes of values in layers of this type."""
-    queries_keys_values = tuple(f".{mixer}.{name}_proj.weight" for name in "qkv")
-    norms = [f".{mixer}.{name}_norm.weight" for name in "qk"]
-    return [
-        (f".{mixer}.query_key_value.weight", queries_keys_values, joint_rows(kind)),
-        *((norm, (norm,), rotated_first) for norm in norms),
-    ]
+    joint = tuple(f".{mixer}.{name}_proj.weight" for name in "qkv")
+    norms = [(norm, (norm,), rotated_first) for norm in (f".{mixer}.q_norm.weight", f".{mixer}.k_norm.weight")]
+    return [(f".{mixer}.query_key_value.weight", joint, joint_rows(kind)), *norms]
 
 
 _PARTS_OF_RING = ("query_layernorm", "q_norm"), ("key_layernorm", "k_norm"), ("dense", "o_proj")
@@ -98,7 +95,6 @@ def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str
 
 
 def rotation_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """Returns their keys of rotation."""
     rope = ours.rope_parameters
     return {"rope_theta": rope["rope_theta"], "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0)}
 
@@ -119,6 +115,19 @@ def groups_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, 
     return {"n_group": groups, "topk_group": chosen} if groups > 1 else {}
 
 
+def expert_rows(**score_function: Any) -> list[Row | Together]:
+    """Returns the rows of experts. `score_function` may have a default."""
+    return [
+        Row("group_norm_size", "head_norm_groups", default=1),
+        *same("num_experts", "num_experts_per_tok", "moe_intermediate_size", first_k_dense_replace=0),
+        Together(shared_there, lambda ours: {"num_shared_experts": ours.n_shared_experts}),
+        Row("score_function", "router_act", **score_function),
+        Row("moe_router_enable_expert_bias", "use_router_bias", default=False, there=lambda value, fields: bool(value)),
+        Together(groups_there, lambda ours: {"n_group": ours.n_group or 1, "topk_group": ours.topk_group or 1}),
+        *same(norm_topk_prob=True, routed_scaling_factor=1.0, output_router_logits=False),
+    ]
+
+
 FAMILY = Family(
     name="ring",
     description="Ring-mini-linear-2.0 and Ring-flash-linear-2.0 (inclusionAI)",
@@ -133,13 +142,7 @@ FAMILY = Family(
         positions(131072),
         Row("layer_group_size", "layer_types", there=kinds_of, back=group_of),
         Together(rotation_there, rotation_back),
-        Row("group_norm_size", "head_norm_groups", default=1),
-        *same("num_experts", "num_experts_per_tok", "moe_intermediate_size", first_k_dense_replace=0),
-        Together(shared_there, lambda ours: {"num_shared_experts": ours.n_shared_experts}),
-        Row("score_function", "router_act"),
-        Row("moe_router_enable_expert_bias", "use_router_bias", default=False, there=lambda value, fields: bool(value)),
-        Together(groups_there, lambda ours: {"n_group": ours.n_group or 1, "topk_group": ours.topk_group or 1}),
-        *same(norm_topk_prob=True, routed_scaling_factor=1.0, output_router_logits=False),
+        *expert_rows(),
     ),
     implied={"use_qk_norm": True, "output_gate_act": "sigmoid"},
     fixed=dict.fromkeys(("use_bias", "use_qkv_bias", "linear_silu", "use_linear_silu", "norm_head"), False)

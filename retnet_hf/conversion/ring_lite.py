@@ -13,7 +13,7 @@ from .foreign_config import ForeignConfig
 
 
 def biases_there(config: ForeignConfig, fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns no field. A file without use_bias means a bias."""
+    """Checks that there are no biases. A file without use_bias means a bias."""
     if config["use_bias"] is not False:
         raise ValueError(f"use_bias in config.json must be False for the format ring_lite, got {config['use_bias']!r}")
     return {}
@@ -45,11 +45,7 @@ FAMILY = Family(
         Row("num_shared_experts", "n_shared_experts", default=0, there=lambda shared, fields: shared or 0),
         *same(norm_topk_prob=True, output_router_logits=False),
     ),
-    implied={
-        "head_norm_groups": 1,
-        "output_gate_act": "sigmoid",
-        "router_act": "softmax",
-    },
+    implied={"head_norm_groups": 1, "output_gate_act": "sigmoid", "router_act": "softmax"},
     fixed=dict.fromkeys(("use_qkv_bias", "use_linear_silu", "use_linear_gqa", "use_low_rank", "use_sliding_window"), False)
     | {"norm_head": False, "linear_rope": True, "rotary_type": "full-1d", "rope_scaling": None},
     without_effect=r"(embedding|attention|output)_dropout|max_window_layers|sliding_window|linear_mode",

@@ -14,15 +14,12 @@ from torch import Tensor
 from retnet_hf.vision.configuration_rmt import RMTConfig
 from retnet_hf.vision.modeling_rmt import RMTBackbone, RMTForImageClassification
 
-from .changes import Change, Dropped, PairsApart, Reshaped
+from .changes import Change, Shape, dropped, pairs_apart, reshaped
 from .errors import CheckpointError
-from .moves import Conversion, Move, backbone_moves, empty_model, model_from, saved_tensors, xpos_buffers
-from .shapes import Shape, body_of, renamed, shape_of
+from .moves import Conversion, Move, backbone_moves, body_of, model_from, renamed_tensors, shape_of, xpos_buffers
 
 
-NAME = "rmt"
-DESCRIPTION = "qhfan/RMT: classification, token-label and dense releases"
-
+NAME, DESCRIPTION = "rmt", "qhfan/RMT: classification, token-label and dense releases"
 # Pairs of our name and theirs. Layers of their stem are every third module, and their stages end with the next merging.
 _RENAMINGS = (
     (r"^rmt\.stem\.layers\.(\d+)\.convolution\.", lambda found: f"patch_embed.proj.{3 * int(found[1])}."),
@@ -57,24 +54,19 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
     theirs = body_of(shapes, prefix)
     ours = config_from(theirs, config or {})
     dense = "extra_norms.0.weight" in theirs
-    moves = planned_moves(ours, dense)
-    moves = [move for move in moves if move.targets or move.sources[0] in theirs]  # implied buffers may be absent
+    moves = [move for move in planned_moves(ours, dense) if move.targets or move.sources[0] in theirs]  # implied buffers
     used = {source for move in moves for source in move.sources}
     for name in (name for name in theirs if name not in used):
         if name.startswith("aux_head.") and ours.token_classifier_input is None:
-            moves.append(Move((name,), (), Dropped("no token classifier is requested")))
+            moves.append(Move((name,), (), dropped("no token classifier is requested")))
         elif name.startswith("extra_norms."):
-            moves.append(Move((name,), (), Dropped("its stage is not in out_indices")))
-    model_class = RMTBackbone if dense else RMTForImageClassification
-    return Conversion(NAME, model_class, ours, backbone_moves(moves, prefix, shapes))
+            moves.append(Move((name,), (), dropped("its stage is not in out_indices")))
+    moves = backbone_moves(moves, prefix, shapes)
+    return Conversion(NAME, RMTBackbone if dense else RMTForImageClassification, ours, moves)
 
 
 def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RMTConfig:
-    """Returns our configuration for the original constructor's arguments or, without them, for the released size.
-
-    Raises:
-        CheckpointError: if the shapes belong to no released size and there are no arguments.
-    """
+    """Returns our configuration for the original constructor's arguments or, without them, for the released size."""
     seen = {"num_channels": shape_of(shapes, "patch_embed.proj.0.weight", 4, NAME)[1]}
     if "proj.weight" in shapes:
         seen |= {"projection_size": shape_of(shapes, "proj.weight", 2, NAME)[0], "num_labels": 0}
@@ -87,7 +79,17 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RM
     if "extra_norms.0.weight" in shapes:
         seen |= {"out_indices": [index + 1 for index in arguments.get("out_indices", range(4))]}
     if "embed_dims" not in arguments:
-        return RMTConfig.from_preset(_released_size(shapes), **({"token_classifier_input": None} | seen))
+        depths = [len({name.split(".")[3] for name in shapes if name.startswith(f"layers.{i}.blocks.")}) for i in range(4)]
+        widths = [shape_of(shapes, f"layers.{stage}.blocks.0.pos.conv.bias", 1, NAME)[0] for stage in range(4)]
+        for name in ("tiny", "small", "base", "large"):
+            released = RMTConfig.from_preset(name)
+            if (released.hidden_sizes, released.depths) == (widths, depths):
+                return RMTConfig.from_preset(name, **({"token_classifier_input": None} | seen))
+        raise CheckpointError(
+            f"no released RMT has the widths {widths} and depths {depths}, so that the format {NAME} needs a configuration: "
+            "the arguments of VisRetNet (embed_dims, depths, num_heads, heads_ranges, chunkwise_recurrents and so on), "
+            "since no tensor shows which stages decompose their attention"
+        )
 
     stages = len(arguments["embed_dims"])
     decomposed = arguments.get("chunkwise_recurrents", [True, True, False, False])
@@ -106,33 +108,18 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RM
     )
 
 
-def _released_size(shapes: Mapping[str, Shape]) -> str:
-    """Returns the preset with these widths and depths."""
-    depths = [len({name.split(".")[3] for name in shapes if name.startswith(f"layers.{i}.blocks.")}) for i in range(4)]
-    widths = [shape_of(shapes, f"layers.{stage}.blocks.0.pos.conv.bias", 1, NAME)[0] for stage in range(4)]
-    for name in ("tiny", "small", "base", "large"):
-        released = RMTConfig.from_preset(name)
-        if (released.hidden_sizes, released.depths) == (widths, depths):
-            return name
-    raise CheckpointError(
-        f"no released RMT has the widths {widths} and depths {depths}, so that the format {NAME} needs a configuration: "
-        "the arguments of VisRetNet (embed_dims, depths, num_heads, heads_ranges, chunkwise_recurrents and so on), since no "
-        "tensor shows which stages decompose their attention"
-    )
-
-
 def planned_moves(ours: RMTConfig, dense: bool) -> list[Move]:
     """Returns all moves of the layout, from the configuration alone."""
     model_class = RMTBackbone if dense else RMTForImageClassification
     moves = []
-    for name, tensor in saved_tensors(empty_model(model_class, ours)).items():
+    for name, theirs, tensor in renamed_tensors(model_class, ours, _RENAMINGS):
         change = Change()
         if name.endswith(".scale"):
-            change = Reshaped((1, 1, 1, tensor.shape[0]), tensor.shape)
+            change = reshaped((1, 1, 1, tensor.shape[0]), tensor.shape)
         elif ".q_proj." in name or ".k_proj." in name:
             stage = int(name.split(".")[2])
-            change = PairsApart(ours.hidden_sizes[stage] // ours.num_attention_heads[stage])
-        moves.append(Move((renamed(name, _RENAMINGS),), (name,), change))
+            change = pairs_apart(ours.hidden_sizes[stage] // ours.num_attention_heads[stage])
+        moves.append(Move((theirs,), (name,), change))
     for stage, (size, heads) in enumerate(zip(ours.hidden_sizes, ours.num_attention_heads)):
         moves += xpos_buffers(f"layers.{stage}.Relpos", size // heads, ours.decays(stage))
     return moves

@@ -12,20 +12,16 @@ from torch import Tensor
 
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
-from .moves import Conversion, model_from, written
-from .requirements import fields_of_transformers
-from .shapes import Shape
-from .torchscale import TORCHSCALE, of_syncdoth, plan_with_prefixes, planned_moves, torchscale_arguments
+from .changes import Shape
+from .moves import Conversion, fields_of_transformers, model_from, written
+from .torchscale import of_syncdoth, plan_with_prefixes, planned_moves, torchscale_arguments
 
 
-NAME = "syncdoth"
-DESCRIPTION = "syncdoth/RetNet (Spiral-AI, isek-ai)"
+NAME, DESCRIPTION = "syncdoth", "syncdoth/RetNet (Spiral-AI, isek-ai)"
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
-    if not TORCHSCALE.names_any_of(names):
-        return False
-    return of_syncdoth(names, config) and (config is None or "decoder_embed_dim" in config)
+    return of_syncdoth(names, config) is True
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
@@ -56,11 +52,7 @@ def to_syncdoth(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, 
     ours = model.config
     config = torchscale_arguments(ours)
     del config["share_decoder_input_output_embed"]
-    config |= {
-        "use_lm_decay": ours.decay_schedule == "log_linear",
-        "use_glu": True,
-        "z_loss_coeff": 0.0,
-        "forward_impl": "parallel",
-    }
+    config |= {"use_lm_decay": ours.decay_schedule == "log_linear", "use_glu": True}
+    config |= {"z_loss_coeff": 0.0, "forward_impl": "parallel"}
     moves = planned_moves(ours, body="model.", head="lm_head.weight", tied_twice=True)
     return written(NAME, model, config | fields_of_transformers(model), plan, moves)

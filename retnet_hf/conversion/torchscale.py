@@ -13,15 +13,13 @@ from torch import Tensor
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
+from .changes import Shape
 from .dialect import Dialect
 from .errors import CheckpointError
 from .moves import Conversion, Move, dialect_moves, empty_model, model_from, saved_tensors, written, xpos_buffers
-from .shapes import Shape
 
 
-NAME = "torchscale"
-DESCRIPTION = "microsoft/torchscale's RetNet, or a fairseq checkpoint of it"
-
+NAME, DESCRIPTION = "torchscale", "microsoft/torchscale's RetNet, or a fairseq checkpoint of it"
 # torchscale's arguments that RetNetConfig reads. fairseq saves them together with hundreds of other arguments.
 _ARGUMENTS = frozenset(
     ("decoder_embed_dim", "decoder_value_embed_dim", "decoder_retention_heads", "decoder_ffn_embed_dim", "decoder_layers")
@@ -51,13 +49,13 @@ TORCHSCALE = Dialect(
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
-    if not TORCHSCALE.names_any_of(names):
-        return False
-    return not of_syncdoth(names, config) and (config is None or "decoder_embed_dim" in config)
+    return of_syncdoth(names, config) is False
 
 
-def of_syncdoth(names: Collection[str], config: dict[str, Any] | None) -> bool:
-    """Returns whether names of torchscale's tensors come from syncdoth: from a whole model, or from its base model."""
+def of_syncdoth(names: Collection[str], config: dict[str, Any] | None) -> bool | None:
+    """Returns whether a model is syncdoth's, whole or without a head; False for torchscale's, and None for any other."""
+    if not TORCHSCALE.names_any_of(names) or (config is not None and "decoder_embed_dim" not in config):
+        return None
     headless = not any("output_projection." in name for name in names)
     return any(name.startswith("model.") for name in names) or (headless and (config or {}).get("model_type") == "retnet")
 
@@ -82,7 +80,12 @@ def plan_with_prefixes(
         raise CheckpointError(
             f"the format {target_format} needs a configuration: a config.json next to the weights, or arguments in them"
         )
-    refuse_biases(target_format, shapes)
+    homeless = {re.sub(r"^.*layers\.\d+\.", "", name) for name in shapes if re.search(r"\.bias$|ffn_layernorm", name)}
+    if homeless:
+        raise CheckpointError(
+            f"the format {target_format} in this layout has tensors without a place in RetNetConfig, which has no biases "
+            f"and only RMS norms: {', '.join(sorted(homeless))}"
+        )
     if config.get("vocab_size", -1) <= 0 and f"{body}embed_tokens.weight" in shapes:  # fairseq stores it in its dictionary
         config = {**config, "vocab_size": shapes[f"{body}embed_tokens.weight"][0]}
     ours = RetNetConfig(**config)
@@ -92,18 +95,6 @@ def plan_with_prefixes(
     moves = [move for move in moves if move.targets or move.sources[0] in shapes]
     moves += [Move((name,), (TORCHSCALE.ours(name, ours),)) for name in shapes if name not in used]
     return Conversion(target_format, model_class, ours, moves)
-
-
-def refuse_biases(target_format: str, shapes: Collection[str]) -> None:
-    """Raises CheckpointError for layouts in which projections and norms have biases."""
-    homeless = sorted(
-        {re.sub(r"^.*layers\.\d+\.", "", name) for name in shapes if re.search(r"\.bias$|ffn_layernorm", name)}
-    )
-    if homeless:
-        raise CheckpointError(
-            f"the format {target_format} in this layout has tensors without a place in RetNetConfig, which has no biases "
-            f"and only RMS norms: {', '.join(homeless)}"
-        )
 
 
 def planned_moves(
@@ -116,8 +107,7 @@ def planned_moves(
     """Returns all moves of the layout, from the configuration alone.
 
     Args:
-        body: the prefix of all names except the head's. head: the name of the head.
-        tied_twice: whether the checkpoint has a head even if it is tied to the embedding.
+        body: the prefix of all names except that of `head`. tied_twice: whether there is a head even if it is tied.
     """
 
     def theirs(name: str) -> str:

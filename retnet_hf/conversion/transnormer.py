@@ -5,15 +5,13 @@ Norms have no weights, the gate and the feed-forward have no activation, and lay
 layer of the published models) learn the angles of their positions.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 
-from .changes import Split, Squeezed
+from .changes import split, squeezed
 from .dialect import Dialect
 from .family import Family, Row, head_dim
 from .foreign_config import alibi_decays
+from .ring import depth_factors
 
 
 ACTIVATIONS = {"swish": "silu", "silu": "silu", "gelu": "gelu", "relu": "relu", "sigmoid": "sigmoid"}  # theirs and ours
@@ -21,26 +19,11 @@ ACTIVATIONS |= {"leak": "leaky_relu", "none": None}
 EPSILON = 1e-16  # they add 1e-8 to the square root; ours is added under the root
 
 
-def depth_factors(layers: int) -> list[float]:
-    """Returns factors on ALiBi's slopes, which fall to almost 0 in the last layer."""
-    return [1 - layer / max(layers - 1, 1) + 1e-5 for layer in range(layers)]
-
-
 def untied(tied: bool, ours: RetNetHybridConfig) -> bool:
     """Returns False, or raises ValueError for a tied head, since no published model has one."""
     if tied:
         raise ValueError("tie_word_embeddings must be False for the format transnormer, which cannot express True.")
     return tied
-
-
-def turned_layers(turned: list[int] | None, fields: Mapping[str, Any]) -> list[int] | None:
-    """Returns the layers that learn angles."""
-    return [layer for layer, turns in enumerate(turned or []) if turns] or None
-
-
-def turns_of_layers(layers: list[int] | None, ours: RetNetHybridConfig) -> list[int]:
-    """Returns 1 for each layer that learns angles and 0 for each other layer."""
-    return [int(layer in (layers or ())) for layer in range(ours.num_hidden_layers)]
 
 
 FAMILY = Family(
@@ -65,9 +48,9 @@ FAMILY = Family(
                 (
                     ".retention.qkvu_proj.weight",
                     tuple(f".retention.{name}_proj.weight" for name in "qkvg"),
-                    lambda _: Split(4),
+                    lambda _: split(4),
                 ),
-                (".retention.learned_rotation.theta", (".retention.learned_rotation.angle",), lambda _: Squeezed()),
+                (".retention.learned_rotation.theta", (".retention.learned_rotation.angle",), lambda _: squeezed()),
             ),
         ),
     ),
@@ -88,7 +71,13 @@ FAMILY = Family(
             there=lambda width, fields: fields["hidden_size"] if width == -1 else width,
         ),
         Row("linear_act_fun", "feature_map", default="silu", values=ACTIVATIONS),
-        Row("linear_use_lrpe_list", "learned_rotary_layers", default=None, there=turned_layers, back=turns_of_layers),
+        Row(
+            "linear_use_lrpe_list",  # 1 for each layer that learns angles, and 0 for each other layer
+            "learned_rotary_layers",
+            default=None,
+            there=lambda turned, fields: [layer for layer, turns in enumerate(turned or []) if turns] or None,
+            back=lambda layers, ours: [int(layer in (layers or ())) for layer in range(ours.num_hidden_layers)],
+        ),
         Row(
             "no_scale_embedding",
             "embedding_multiplier",
@@ -101,7 +90,7 @@ FAMILY = Family(
     ),
     implied={
         "value_expansion": lambda fields: fields["key_expansion"],
-        "decay_schedule": lambda fields: alibi_decays(fields, depth_factors(fields["num_hidden_layers"])),
+        "decay_schedule": lambda fields: alibi_decays(fields, depth_factors(fields["num_hidden_layers"], 0)),
         "use_rotary": False,
         "head_norm_groups": 1,
         "head_norm_eps": lambda fields: EPSILON / head_dim(fields),  # since their queries are not scaled

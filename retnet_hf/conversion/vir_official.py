@@ -16,14 +16,12 @@ from torch import Tensor
 from retnet_hf.vision.configuration_vir import ViRConfig
 from retnet_hf.vision.modeling_vir import ViRForImageClassification
 
-from .changes import Change, Dropped, Split
+from .changes import Change, Shape, dropped, split
 from .errors import CheckpointError
-from .moves import Conversion, Move, empty_model, model_from, saved_tensors
-from .shapes import Shape, renamed, shape_of
+from .moves import Conversion, Move, model_from, renamed_tensors, shape_of
 
 
-NAME = "vir_official"
-DESCRIPTION = "anom63931/ViR, by the authors of ViR"
+NAME, DESCRIPTION = "vir_official", "anom63931/ViR, by the authors of ViR"
 
 # Maps the authors' name of a pooling, and whether the parameters include a class token, to our pooling. Only "token_last"
 # puts the class token into the sequence. With a class token, the mean leaves out the first token.
@@ -53,18 +51,12 @@ _RENAMINGS = (
 )
 
 
-class ClassTokenPosition(Change):
-    """Adds the class token's position, which is the last row of the table of positions, to the class token."""
-
-    label = "position of the class token added to it"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        class_token, positions = tensors
-        return [class_token + positions[:, -1:], positions[:, :-1]]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        class_token, positions = tensors
-        return [class_token, torch.cat([positions, torch.zeros_like(class_token)], dim=1)]
+# The last row of the table of positions is the class token's. Here, it is part of the class token.
+CLASS_TOKEN_POSITION = Change(
+    "position of the class token added to it",
+    lambda theirs: [theirs[0] + theirs[1][:, -1:], theirs[1][:, :-1]],
+    lambda ours: [ours[0], torch.cat([ours[1], torch.zeros_like(ours[0])], dim=1)],
+)
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
@@ -72,26 +64,7 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
-    ours, position_of_class_token = config_from(shapes, config or {})
-    moves = planned_moves(ours, norm="fc_norm" if "fc_norm.weight" in shapes else "norm")
-    if position_of_class_token:
-        names = ("cls_token", "pos_embed")
-        targets = tuple(move.targets[0] for name in names for move in moves if move.sources == (name,))
-        moves = [move for move in moves if move.sources[0] not in names]
-        moves.append(Move(names, targets, ClassTokenPosition()))
-    elif "cls_token" in shapes and ours.pooling != "class_token":
-        moves.append(Move(("cls_token",), (), Dropped("it is not in the sequence")))
-    return Conversion(NAME, ViRForImageClassification, ours, moves)
-
-
-def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tuple[ViRConfig, bool]:
-    """Returns our configuration for the shapes and the arguments of the original constructor, or its defaults.
-
-    Also returns whether the table of positions has a row for the class token.
-
-    Raises:
-        CheckpointError: for an option without a counterpart here.
-    """
+    arguments = config or {}
     hidden_size, num_channels, *patch_size = shape_of(shapes, "patch_embed.proj.weight", 4, NAME)
     _, positions, _ = shape_of(shapes, "pos_embed", 3, NAME)
     intermediate_size, _ = shape_of(shapes, "blocks.0.mlp.fc1.weight", 2, NAME)
@@ -117,10 +90,9 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
             "with num_heads, since no tensor shows it"
         )
     own_position = not arguments.get("no_embed_class", True) and pooling == "class_token"
-    patches = positions - own_position
     image_size = arguments.get("img_size")
     if image_size is None:
-        image_size = [math.isqrt(patches) * patch for patch in patch_size]
+        image_size = [math.isqrt(positions - own_position) * patch for patch in patch_size]
     ours = ViRConfig(
         image_size=image_size,
         patch_size=patch_size[0] if patch_size[0] == patch_size[1] else patch_size,
@@ -137,17 +109,24 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
         drop_path_rate=arguments.get("drop_path_rate", 0.0),
         num_labels=shapes.get("head.weight", (0,))[0],
     )
-    return ours, own_position
+    moves = planned_moves(ours, norm="fc_norm" if "fc_norm.weight" in shapes else "norm")
+    if own_position:
+        names = ("cls_token", "pos_embed")
+        targets = tuple(move.targets[0] for name in names for move in moves if move.sources == (name,))
+        moves = [move for move in moves if move.sources[0] not in names]
+        moves.append(Move(names, targets, CLASS_TOKEN_POSITION))
+    elif "cls_token" in shapes and pooling != "class_token":
+        moves.append(Move(("cls_token",), (), dropped("it is not in the sequence")))
+    return Conversion(NAME, ViRForImageClassification, ours, moves)
 
 
 def planned_moves(ours: ViRConfig, norm: str = "norm") -> list[Move]:
     """Returns all moves of the layout, from the configuration alone. `norm` is the name of the last norm."""
     moves = []
-    for name in saved_tensors(empty_model(ViRForImageClassification, ours)):
-        theirs = renamed(name, _RENAMINGS)
+    for name, theirs, _ in renamed_tensors(ViRForImageClassification, ours, _RENAMINGS):
         if ".q_proj." in name:
             targets = tuple(name.replace("q_proj", projection) for projection in ("q_proj", "k_proj", "v_proj"))
-            moves.append(Move((theirs,), targets, Split(3)))
+            moves.append(Move((theirs,), targets, split(3)))
         elif ".k_proj." not in name and ".v_proj." not in name:
             moves.append(Move((re.sub(r"^norm\.", f"{norm}.", theirs),), (name,)))
     return moves

@@ -16,15 +16,12 @@ from torch import Tensor
 from retnet_hf.vision.configuration_vir import ViRConfig
 from retnet_hf.vision.modeling_vir import ViRForImageClassification
 
-from .changes import Change, Known
+from .changes import Change, Shape, known
 from .errors import CheckpointError
-from .moves import Conversion, Move, empty_model, model_from, saved_tensors
-from .shapes import Shape, body_of, renamed, shape_of
+from .moves import Conversion, Move, body_of, model_from, renamed_tensors, shape_of
 
 
-NAME = "vir_pulfer"
-DESCRIPTION = "BrianPulfer/vision-retention-networks' ViR"
-
+NAME, DESCRIPTION = "vir_pulfer", "BrianPulfer/vision-retention-networks' ViR"
 # Pairs of our name and theirs.
 _RENAMINGS = (
     (r"^vir\.embeddings\.patch_embeddings\.", "patch_embed."),
@@ -40,30 +37,21 @@ _RENAMINGS = (
 _CLASSIFIER = "classifier."
 
 
-class FirstRows(Change):
+# Each head has one tensor of its queries, keys and values. Here, all heads together have three: (H, K, K) each, or (H, K).
+OF_ALL_HEADS = Change(
+    "queries, keys and values of all heads together",
+    lambda tensors: list(torch.stack(tensors).chunk(3, dim=1)),
+    lambda tensors: list(torch.cat(tensors, dim=1)),
+)
+
+
+def first_rows(rows: int, patches: int) -> Change:
     """Keeps the first rows of a table of positions, one for each patch of an image."""
-
-    def __init__(self, rows: int, patches: int) -> None:
-        self.rows, self.patches = rows, patches
-        self.label = "as it is" if rows == patches else f"the first {patches} of {rows} rows"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0][:, : self.patches]]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [torch.nn.functional.pad(tensors[0], (0, 0, 0, self.rows - self.patches))]
-
-
-class OfAllHeads(Change):
-    """Joins the tensors of each head, with its queries, keys and values, into three tensors for all heads."""
-
-    label = "queries, keys and values of all heads together"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return list(torch.stack(tensors).chunk(3, dim=1))  # (H, K, K) each, or (H, K)
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return list(torch.cat(tensors, dim=1))
+    return Change(
+        "as it is" if rows == patches else f"the first {patches} of {rows} rows",
+        lambda tensors: [tensors[0][:, :patches]],
+        lambda tensors: [torch.nn.functional.pad(tensors[0], (0, 0, 0, rows - patches))],
+    )
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
@@ -71,32 +59,19 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
-    body = "model." if any(name.startswith("model.") for name in shapes) else ""
+    arguments, body = config or {}, "model." if any(name.startswith("model.") for name in shapes) else ""
     theirs = body_of(shapes, body)
-    ours = config_from(theirs, config or {}, num_labels=shapes.get("head.weight", (0,))[0])
-    moves = planned_moves(ours, body, positions=theirs["pos_embed"][1])
-    return Conversion(
-        NAME, ViRForImageClassification, ours, [move for move in moves if move.targets or move.sources[0] in shapes]
-    )
-
-
-def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any], num_labels: int) -> ViRConfig:
-    """Returns our configuration for the shapes, the arguments of the original constructor, and `image_size`.
-
-    Raises:
-        CheckpointError: if a tensor is missing, or if the image size has more patches than there are positions.
-    """
-    hidden_size, num_channels, patch_size, _ = shape_of(shapes, "patch_embed.weight", 4, NAME)
-    _, positions, _ = shape_of(shapes, "pos_embed", 3, NAME)
-    intermediate_size, _ = shape_of(shapes, "blocks.0.mlp.linear1.weight", 2, NAME)
+    hidden_size, num_channels, patch_size, _ = shape_of(theirs, "patch_embed.weight", 4, NAME)
+    _, positions, _ = shape_of(theirs, "pos_embed", 3, NAME)
+    intermediate_size, _ = shape_of(theirs, "blocks.0.mlp.linear1.weight", 2, NAME)
     alphas = arguments.get("alphas")
     ours = ViRConfig(
         image_size=arguments.get("image_size") or math.isqrt(positions) * patch_size,
         patch_size=patch_size,
         num_channels=num_channels,
         hidden_size=hidden_size,
-        num_hidden_layers=len({name.split(".")[1] for name in shapes if name.startswith("blocks.")}),
-        num_attention_heads=len({name.split(".")[4] for name in shapes if name.startswith("blocks.0.retention.heads.")}),
+        num_hidden_layers=len({name.split(".")[1] for name in theirs if name.startswith("blocks.")}),
+        num_attention_heads=len({name.split(".")[4] for name in theirs if name.startswith("blocks.0.retention.heads.")}),
         intermediate_size=intermediate_size,
         pooling="last_patch",
         decay_schedule="power_of_two" if alphas is None else list(alphas),
@@ -105,14 +80,15 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any], num_l
         retention_act="gelu",
         hidden_dropout=arguments.get("dropout", 0.1),
         layer_norm_eps=1e-5,
-        num_labels=num_labels,
+        num_labels=shapes.get("head.weight", (0,))[0],
     )
     if math.prod(ours.grid_shape) > positions:
         raise CheckpointError(
             f"image_size {ours.image_size!r} has {math.prod(ours.grid_shape)} patches of {patch_size} pixels, "
             f"but tensor pos_embed has positions for {positions}"
         )
-    return ours
+    moves = [move for move in planned_moves(ours, body, positions) if move.targets or move.sources[0] in shapes]
+    return Conversion(NAME, ViRForImageClassification, ours, moves)
 
 
 def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
@@ -123,28 +99,26 @@ def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
     """
     moves = []
     heads = range(ours.num_attention_heads)
-    for name in saved_tensors(empty_model(ViRForImageClassification, ours)):
-        theirs = renamed(name, _RENAMINGS)
+    for name, theirs, _ in renamed_tensors(ViRForImageClassification, ours, _RENAMINGS):
         if name.startswith(_CLASSIFIER):
             moves.append(Move((name.replace(_CLASSIFIER, "head."),), (name,)))
         elif theirs == "pos_embed":
-            moves.append(Move((body + theirs,), (name,), FirstRows(positions, math.prod(ours.grid_shape))))
+            moves.append(Move((body + theirs,), (name,), first_rows(positions, math.prod(ours.grid_shape))))
         elif ".q_proj." in name:
             sources = tuple(body + theirs.replace("q_proj", f"heads.{head}.qkv") for head in heads)
             targets = tuple(name.replace("q_proj", projection) for projection in ("q_proj", "k_proj", "v_proj"))
-            moves.append(Move(sources, targets, OfAllHeads()))
+            moves.append(Move(sources, targets, OF_ALL_HEADS))
         elif ".k_proj." not in name and ".v_proj." not in name:
             moves.append(Move((body + theirs,), (name,)))
 
     visible = torch.ones(positions, positions).tril()
     distance = (torch.arange(positions)[:, None] - torch.arange(positions)).clamp(min=0)
-    buffers = {head: visible * decay**distance for head, decay in enumerate(ours.decays())}
-    for layer in range(ours.num_hidden_layers):
-        for head in heads:
+    root = torch.tensor(ours.head_dim**0.5)
+    for head, decay in enumerate(ours.decays()):
+        buffers = {"dim_sqrt": root, "decay_mask": visible * decay**distance, "causal_mask": visible}
+        for layer in range(ours.num_hidden_layers):
             prefix = f"{body}blocks.{layer}.retention.heads.{head}."
-            moves.append(Move((f"{prefix}dim_sqrt",), (), Known(torch.tensor(ours.head_dim**0.5))))
-            moves.append(Move((f"{prefix}decay_mask",), (), Known(buffers[head])))
-            moves.append(Move((f"{prefix}causal_mask",), (), Known(visible)))
+            moves += [Move((prefix + name,), (), known(buffer)) for name, buffer in buffers.items()]
     return moves
 
 

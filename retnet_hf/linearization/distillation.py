@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, Trainer
 
-from retnet_hf.conversion.whole_files import whole, write_whole
+from retnet_hf.conversion.replaced_folder import whole, write_whole
 
 from .measures import HEAD_TOKENS, logits_of
 

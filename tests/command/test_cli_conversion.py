@@ -34,13 +34,12 @@ from transformers import (
 )
 
 from retnet_hf import MetaFormerImageProcessorPil, RMTBackbone, RMTModel
-from retnet_hf.conversion.converted_card import how_to_load
+from retnet_hf.conversion.converted_folder import how_to_load
 from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.conversion.fla import to_fla
 from retnet_hf.conversion.formats import FORMATS
-from retnet_hf.conversion.replaced_folder import require_replaceable
+from retnet_hf.conversion.replaced_folder import require_replaceable, whole, write_whole
 from retnet_hf.conversion.torchscale import to_torchscale
-from retnet_hf.conversion.whole_files import whole, write_whole
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")

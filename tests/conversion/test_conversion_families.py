@@ -26,9 +26,8 @@ from retnet_hf.conversion import hypenet, minimax, ring, transnormer
 from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.conversion.hypenet import from_hypenet, to_hypenet
 from retnet_hf.conversion.minimax import from_minimax, to_minimax
-from retnet_hf.conversion.moves import Conversion
+from retnet_hf.conversion.moves import Conversion, shapes_of
 from retnet_hf.conversion.ring import from_ring, to_ring
-from retnet_hf.conversion.shapes import shapes_of
 from retnet_hf.conversion.transnormer import from_transnormer, to_transnormer
 
 
@@ -178,7 +177,7 @@ def test_loss_with_the_routers_and_gradients_are_those_of_transformers(theirs, o
     compared = 0
     for move in planned.moves:
         if move.targets:
-            factor = getattr(move.change, "factor", 1.0)  # theirs = ours / factor, whose gradient is times the factor
+            factor = float(move.change.label.partition(", times ")[2] or 1)  # theirs = ours / factor; gradients are times it
             gradients = [mine[name] * factor**2 for name in move.targets]
             for name, gradient in zip(move.sources, move.change.backward(gradients), strict=True):
                 close(gradient, theirs.get_parameter(name).grad, 1e-5)

@@ -21,8 +21,8 @@ from retnet_hf.conversion.checkpoint import Checkpoint
 from retnet_hf.conversion.converted_folder import write_folder
 from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.conversion.formats import format_of, plan_of
+from retnet_hf.conversion.moves import shapes_of
 from retnet_hf.conversion.poolformer import from_poolformer, plan
-from retnet_hf.conversion.shapes import shapes_of
 
 
 def poolformer(model_class: type = PoolFormerForImageClassification, **overrides):

@@ -10,11 +10,10 @@ from small_models import small_model
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf.conversion import moves
-from retnet_hf.conversion.changes import Known, PairsApart
+from retnet_hf.conversion.changes import known, pairs_apart
 from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.conversion.fla import FLA, from_fla, to_fla
-from retnet_hf.conversion.moves import Conversion, Move
-from retnet_hf.conversion.shapes import shapes_of
+from retnet_hf.conversion.moves import Conversion, Move, shapes_of
 from retnet_hf.conversion.syncdoth import from_syncdoth, to_syncdoth
 from retnet_hf.conversion.torchscale import TORCHSCALE, from_torchscale, to_torchscale
 from retnet_hf.conversion.yet_another_retnet import from_yet_another_retnet
@@ -148,7 +147,7 @@ def test_loss_and_gradients_are_the_peers(case, form):
         ours = dialect.ours(whole, model.config)
         gradient = parameters[ours].grad
         if ours.endswith(("q_proj.weight", "k_proj.weight")) and dialect.interleaved:
-            [gradient] = PairsApart(model.config.head_dim).backward([gradient])
+            [gradient] = pairs_apart(model.config.head_dim).backward([gradient])
         if theirs.shape[0] == 2 * gradient.shape[0]:
             gradient = torch.cat([gradient, parameters[ours.replace("gate_proj", "up_proj")].grad])
         if "embed_tokens" in name and (pad := data.config.get("pad_token_id")) is not None:
@@ -235,9 +234,9 @@ def test_what_a_format_cannot_express_is_refused_by_the_field(writer, fields, na
 
 def test_setting_pairs_apart_and_together_are_inverse_and_move_whole_rows():
     weight = torch.arange(12)[:, None].repeat(1, 3)  # two heads of six
-    [apart] = PairsApart(6).forward([weight])
+    [apart] = pairs_apart(6).forward([weight])
     assert apart[:, 0].tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
-    assert torch.equal(PairsApart(6).backward([apart])[0], weight)
+    assert torch.equal(pairs_apart(6).backward([apart])[0], weight)
 
 
 def test_every_tensor_is_used_once_or_named():
@@ -298,9 +297,9 @@ def test_the_frequencies_of_another_convention_are_told_at_any_size():
     size = 256  # at which the two conventions are nowhere further apart than 0.003
     angle = 10000 ** -torch.linspace(0, 1, size // 2)
     other = 10000 ** -(torch.arange(0, size, 2) / size)
-    Known(angle).forward([angle.bfloat16()])
+    known(angle).forward([angle.bfloat16()])
     with pytest.raises(CheckpointError, match="other values"):
-        Known(angle).forward([other])
+        known(angle).forward([other])
 
 
 def test_a_head_that_is_not_the_embedding_it_is_tied_to_is_refused():

@@ -18,8 +18,8 @@ from retnet_hf import RMTBackbone, RMTConfig, RMTForImageClassification
 from retnet_hf.conversion.checkpoint import Checkpoint
 from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.conversion.formats import format_of, plan_of
+from retnet_hf.conversion.moves import shapes_of
 from retnet_hf.conversion.rmt import from_rmt, plan
-from retnet_hf.conversion.shapes import shapes_of
 
 
 def released(size: str, **overrides) -> dict[str, tuple[int, ...]]:

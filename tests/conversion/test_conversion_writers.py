@@ -43,7 +43,7 @@ TAKEN = {
     minimax: FAMILIES["minimax"]
     | {"decay_schedule": decays_with_factors("alibi", 4, minimax.depth_factors(3)), "head_norm_eps": 1e-6 / 8},
     transnormer: FAMILIES["transnormer"]
-    | {"decay_schedule": decays_with_factors("alibi", 4, transnormer.depth_factors(2)), "rms_norm_eps": EPSILON}
+    | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(2, 0)), "rms_norm_eps": EPSILON}
     | {"head_norm_eps": EPSILON / 8},
     ring: FAMILIES["ring"] | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3))},
     ring_lite: FAMILIES["ring"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from retnet_hf import MetaFormerModel, RMTBackbone
 from retnet_hf.conversion import poolformer, rmt, vir_official, vir_pulfer
-from retnet_hf.conversion.changes import Known
+from retnet_hf.conversion.changes import known
 from retnet_hf.conversion.moves import Conversion, Move
 
 
@@ -33,7 +33,7 @@ def to_vir_official(model) -> Checkpoint:
     }
     moves = vir_official.planned_moves(ours, "fc_norm" if mean else "norm")
     if ours.pooling == "mean_but_first":  # their model has this parameter without using it
-        moves.append(Move(("cls_token",), (), Known(torch.zeros(1, 1, ours.hidden_size))))
+        moves.append(Move(("cls_token",), (), known(torch.zeros(1, 1, ours.hidden_size))))
     return reversed_moves(model, moves), arguments
 
 

@@ -48,8 +48,7 @@ def convert(
 
         from retnet_hf.conversion.checkpoint import Checkpoint
         from retnet_hf.conversion.conversion_tables import moves_table
-        from retnet_hf.conversion.converted_card import how_to_load
-        from retnet_hf.conversion.converted_folder import write_folder
+        from retnet_hf.conversion.converted_folder import how_to_load, write_folder
         from retnet_hf.conversion.formats import FORMATS, plan_of
 
     require_one_of("--from", format_name, FORMATS)

@@ -23,9 +23,9 @@ from rich.console import Console
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
-from retnet_hf.conversion.converted_card import licence_of
+from retnet_hf.conversion.converted_folder import licence_of
 from retnet_hf.conversion.replaced_folder import replace as publish
-from retnet_hf.conversion.whole_files import write_whole
+from retnet_hf.conversion.replaced_folder import write_whole
 from retnet_hf.hub.cards import model_card
 from retnet_hf.linearization import (
     AlignmentTrainer,

@@ -34,7 +34,7 @@ import retnet_hf
 import retnet_hf.cpu
 from retnet_hf import RetNetForCausalLM, RetNetState
 from retnet_hf.conversion.errors import first_line
-from retnet_hf.conversion.whole_files import write_whole
+from retnet_hf.conversion.replaced_folder import write_whole
 from retnet_hf.retnet.generation_retnet import CACHE
 
 from ..errors import InputError

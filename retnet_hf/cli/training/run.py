@@ -36,7 +36,7 @@ from transformers import (
 
 from retnet_hf.conversion.errors import first_line
 from retnet_hf.conversion.replaced_folder import replace as publish
-from retnet_hf.conversion.whole_files import write_whole
+from retnet_hf.conversion.replaced_folder import write_whole
 from retnet_hf.hub.cards import model_card
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
