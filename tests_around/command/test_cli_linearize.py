@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -542,6 +543,27 @@ def test_a_source_on_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
         (repository / "snapshots" / commit / "config.json").write_text("{}")
         digests.append(source_digest("someone/llama"))
     assert digests == ["a" * 40, "b" * 40]
+
+
+def test_what_stages_leave_is_freed(retnet_hf, workplace, monkeypatch):
+    """No model, gradient or moment of a stage is there when the next one begins, and no source that is not asked."""
+    seen, prepare = [], pipeline_module.Linearization._prepare
+
+    def watched(self, stage, *arguments):
+        seen.append([kind for reference, kind in watched.references if reference() is not None])
+        run = prepare(self, stage, *arguments)
+        watched.references.append((weakref.ref(run.model), "student"))
+        if run.teacher is not None:
+            watched.references.append((weakref.ref(run.teacher), "source"))
+        elif "teacher" in vars(self):
+            seen.append(["a source that is not asked"])
+        return run
+
+    watched.references = []
+    monkeypatch.setattr(pipeline_module.Linearization, "_prepare", watched)
+    answer = retnet_hf(*LINEARIZE, "--top-logits", 4, "--long-steps", 2, "--long-block-size", 64)
+    assert answer.code == 0, answer.err
+    assert seen == [[], ["source"], []]  # which is asked before the second stage
 
 
 def test_auto_needs_no_alignment(retnet_hf, workplace):
