@@ -48,6 +48,8 @@ TESTS = {
     "retnet_hf/vision/image_processing": "image_processing",
     "retnet_hf/conversion/vir": "conversion_vir",
     "retnet_hf/vision/": "vir rmt metaformer vision_blocks vision_promises",
+    "retnet_hf/cpu/": "decoding_programs prompt_programs decoding_products serving_limits",
+    "retnet_hf/cli/": "cli_chat cli_tools cli",
     "retnet_hf/conversion/": "conversion_retnet conversion_writers conversion_family conversion_families conversion_ling",
 }
 COMPARISONS = {

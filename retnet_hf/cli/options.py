@@ -68,11 +68,7 @@ def given(context: typer.Context, *names: str) -> bool:
 
 @contextmanager
 def loading(console: Console, threads: int | None = None) -> Iterator[None]:
-    """Shows a spinner during the imports of a command, and disables warnings that users cannot act on.
-
-    Args:
-        threads: number of CPU threads; None leaves PyTorch's choice.
-    """
+    """Shows a spinner during the imports of a command, sets CPU threads, and disables warnings that users cannot act on."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     gc.disable()  # collection during imports and at exit would take 1.6 s of the 3.9 s of a short command

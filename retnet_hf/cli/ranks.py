@@ -43,9 +43,9 @@ def shareable(batch_size: int) -> int:
 
 
 def even_share(number: int, largest: int) -> int:
-    """Returns the largest batch size with which all batches of all processes are full, for `number` examples; else 1.
+    """Returns the largest batch size up to `largest` with which all batches of all processes are full; else 1.
 
-    With other batch sizes, accelerate repeats some examples, and Trainer averages batches of different sizes.
+    With other sizes, accelerate repeats some of the `number` examples, and Trainer averages batches of different sizes.
     """
     if RANKS == 1:
         return largest

@@ -28,13 +28,14 @@ from .programs import (
     LayerProgram,
     ModuleSnapshot,
     ProductProgram,
+    PromptPrograms,
     layer_programs,
     product_programs,
     projections,
+    prompt_programs,
     shallow_copy,
     warn_of_change,
 )
-from .prompts import PromptPrograms, prompt_programs
 
 
 logger = logging.get_logger(__name__)

@@ -162,7 +162,18 @@ def quantize(source: Path, target: Path, kind: str) -> None:
             browsers. "int4" has 4-bit weights in blocks, for ONNX Runtime outside browsers. Both also quantize embeddings,
             but not the weights of experts.
     """
-    model = with_plain_weights(onnx.load(source))
+    model = onnx.load(source)
+    graph = model.graph
+    weights = {weight.name: weight for weight in graph.initializer}
+    # The head of a model with tied embeddings uses the transposed embeddings, which quantizers would not quantize.
+    for node in [node for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights]:
+        [axes] = [list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"] or [None]
+        transposed = np.ascontiguousarray(numpy_helper.to_array(weights[node.input[0]]).transpose(axes))
+        graph.initializer.append(numpy_helper.from_array(transposed, node.output[0]))
+        graph.node.remove(node)
+    used = {name for node in graph.node for name in node.input}
+    for weight in [weight for weight in graph.initializer if weight.name not in used]:
+        graph.initializer.remove(weight)
     if kind == "int8":
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -182,24 +193,6 @@ def quantize(source: Path, target: Path, kind: str) -> None:
     quantizer = MatMulNBitsQuantizer(model, algo_config=options)
     quantizer.process()
     quantizer.model.save_model_to_file(str(target), use_external_data_format=False)
-
-
-def with_plain_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns the model with a separate weight for each product that uses a transposed weight.
-
-    The head of a model with tied embeddings uses the transposed embeddings, which quantizers would not quantize.
-    """
-    graph = model.graph
-    weights = {weight.name: weight for weight in graph.initializer}
-    for node in [node for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights]:
-        [axes] = [list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"] or [None]
-        transposed = np.ascontiguousarray(numpy_helper.to_array(weights[node.input[0]]).transpose(axes))
-        graph.initializer.append(numpy_helper.from_array(transposed, node.output[0]))
-        graph.node.remove(node)
-    used = {name for node in graph.node for name in node.input}
-    for weight in [weight for weight in graph.initializer if weight.name not in used]:
-        graph.initializer.remove(weight)
-    return model
 
 
 def session_of(file: Path, threads: int = 0) -> onnxruntime.InferenceSession:

@@ -17,7 +17,17 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
-from command_answers import TEXT, assert_same_weights, at_step, press_ctrl_c, press_ctrl_c_twice, refused, tree, weights
+from command_answers import (
+    TEXT,
+    assert_same_weights,
+    at_step,
+    done,
+    press_ctrl_c,
+    press_ctrl_c_twice,
+    refused,
+    tree,
+    weights,
+)
 from rich.console import Console
 from small_models import small_llama, small_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerControl, TrainerState, get_scheduler, pipeline
@@ -77,8 +87,7 @@ def trained(tmp_path_factory, heard_again) -> Path:
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_help_names_the_commands_and_help_of_each_has_examples(retnet_hf, arguments):
-    answer = retnet_hf(*arguments)
-    assert answer.code == 0
+    answer = done(retnet_hf(*arguments))
     for command in ("train", "generate", "demo", "linearize"):
         assert command in answer.out
         helped = retnet_hf(command, "--help")
@@ -136,8 +145,7 @@ def test_the_code_in_the_model_card_runs(trained, monkeypatch):
 
 
 def test_train_shows_perplexity_and_a_sample_at_every_evaluation(retnet_hf, workplace):
-    answer = retnet_hf(*TRAIN, "--output", "model")
-    assert answer.code == 0
+    answer = done(retnet_hf(*TRAIN, "--output", "model"))
     assert answer.err == ""
     assert answer.out.startswith("read 1 file (.txt)\n")
     rows = re.findall(r"step +(\d+) of 12   perplexity ([\d,.]+)\n    (\S.*)", answer.out)
@@ -175,8 +183,7 @@ def test_the_form_is_that_of_training_alone_and_changes_nothing(retnet_hf, workp
 
 
 def test_train_with_the_tokenizer_of_another_model(retnet_hf, workplace, trained):
-    answer = retnet_hf(*TRAIN, "--steps", 1, "--vocab-size", 999, "--tokenizer", trained, "--output", "model")
-    assert answer.code == 0
+    done(retnet_hf(*TRAIN, "--steps", 1, "--vocab-size", 999, "--tokenizer", trained, "--output", "model"))
     assert len(AutoTokenizer.from_pretrained("model")) == 300
 
 
@@ -199,8 +206,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, trai
         del options[options.index(name) : options.index(name) + 2]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "set_num_threads", threads.append)
-        answer = retnet_hf(*options, "--output", "model", "--resume")
-    assert answer.code == 0
+        answer = done(retnet_hf(*options, "--output", "model", "--resume"))
     assert threads == [1]
     history = json.loads(Path("model/checkpoint-12/trainer_state.json").read_text(encoding="utf-8"))["log_history"]
     assert [entry["step"] for entry in history if "eval_loss" in entry] == [0, 4, 8, 12]
@@ -212,7 +218,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, trai
 def test_a_crash_before_the_end_of_publishing_is_made_good_by_resuming(retnet_hf, workplace, trained, monkeypatch):
     shutil.copytree(trained, "model.partial")
     Path("model.partial/model.safetensors").write_bytes(b"half a model")
-    assert retnet_hf(*TRAIN, "--output", "model", "--resume").code == 0
+    done(retnet_hf(*TRAIN, "--output", "model", "--resume"))
     assert_same_weights(Path("model"), trained)
 
 
@@ -230,11 +236,10 @@ def test_a_half_written_checkpoint_is_passed_over(retnet_hf, workplace, trained)
 
 def test_a_finished_run_can_be_trained_further(retnet_hf, workplace, trained):
     shutil.copytree(trained, "model")
-    answer = retnet_hf(*TRAIN, "--output", "model", "--resume")
-    assert answer.code == 0
+    answer = done(retnet_hf(*TRAIN, "--output", "model", "--resume"))
     assert "already" in answer.out
     assert tree(Path("model")) == tree(trained)
-    assert retnet_hf(*TRAIN, "--output", "model", "--resume", "--steps", 14).code == 0
+    done(retnet_hf(*TRAIN, "--output", "model", "--resume", "--steps", 14))
     assert Path("model/checkpoint-14").exists()
     assert not torch.equal(weights(Path("model"))["lm_head.weight"], weights(trained)["lm_head.weight"])
 
@@ -309,7 +314,7 @@ def test_an_earlier_result_is_replaced_only_when_asked_and_only_when_finished(re
             at_step(patch, 6, ctrl_c)
             assert retnet_hf(*TRAIN, "--output", "model", "--overwrite", "--seed", 1).code == 130
         assert tree(Path("model")) == tree(trained)
-    assert retnet_hf(*TRAIN, "--output", "model", "--overwrite", "--seed", 1).code == 0
+    done(retnet_hf(*TRAIN, "--output", "model", "--overwrite", "--seed", 1))
     assert not torch.equal(weights(Path("model"))["lm_head.weight"], weights(trained)["lm_head.weight"])
     assert {path.name for path in workplace.iterdir()} == {"book.txt", "config.json", "model"}
 
@@ -337,7 +342,7 @@ def test_folders_beside_the_output_are_left_alone(retnet_hf, workplace):
     for flag in ([], ["--overwrite"], ["--resume"]):
         refused(retnet_hf(*TRAIN, "--output", "model", *flag), "model.partial", "something else")
     shutil.rmtree("model.partial")
-    assert retnet_hf(*TRAIN, "--steps", 1, "--output", "model").code == 0
+    done(retnet_hf(*TRAIN, "--steps", 1, "--output", "model"))
     assert Path("model.old/diary.txt").read_text() == "mine"
 
 
@@ -462,7 +467,7 @@ def test_the_disk_fills_up_in_the_middle(retnet_hf, workplace, monkeypatch):
     assert answer.err.count("\n") == 1
     monkeypatch.undo()
     os.chdir(workplace)
-    assert retnet_hf(*TRAIN, "--output", "model", "--resume").code == 0
+    done(retnet_hf(*TRAIN, "--output", "model", "--resume"))
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=str)
@@ -493,8 +498,7 @@ def test_a_bug_is_not_hidden(retnet_hf, workplace, monkeypatch):
 
 def test_generate_from_argument_and_stdin(retnet_hf, trained):
     options = ["-n", 20, "--seed", 3, "--threads", 1]
-    answer = retnet_hf("generate", trained, "And God said", *options)
-    assert answer.code == 0
+    answer = done(retnet_hf("generate", trained, "And God said", *options))
     assert answer.out.startswith("And God said")
     assert len(answer.out) > len("And God said") + 20
     assert re.fullmatch(r"\d+ tokens, [\d,.]+ tokens/s; the state takes [\d,]+ bytes, whatever the length\n", answer.err)
@@ -558,7 +562,7 @@ def test_a_small_model_takes_one_thread_unless_asked(retnet_hf, trained, command
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
     monkeypatch.setattr(sys, "stdin", io.StringIO("And God\n/exit\n"))
     prompt = ["And God"] if command == "generate" else []
-    assert retnet_hf(command, trained, *prompt, "-n", 1).code == 0
+    done(retnet_hf(command, trained, *prompt, "-n", 1))
     assert taken == [1]
 
 
@@ -690,8 +694,7 @@ def test_a_run_whose_minutes_end_it_has_annealed(retnet_hf, workplace, monkeypat
     monkeypatch.setattr(Supervisor, "on_step_end", patched)
     clock = itertools.count(step=0.015)  # which goes on at every look, however fast this machine is
     monkeypatch.setattr(Course, "seconds", lambda self: next(clock))
-    answer = retnet_hf(*TRAIN, "--steps", 100_000, "--eval-every", 100_000, "--minutes", 0.05)
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf(*TRAIN, "--steps", 100_000, "--eval-every", 100_000, "--minutes", 0.05))
     assert "when its time was up" in answer.out
     assert "of 100,000" in answer.out
     assert Path("retnet-model/config.json").is_file()
@@ -703,8 +706,7 @@ def test_a_run_whose_minutes_end_it_has_annealed(retnet_hf, workplace, monkeypat
 
 def test_demo(retnet_hf, workplace):
     Path("book.txt").write_text(SAMPLE_TEXT.read_text(encoding="utf-8")[:60_000], encoding="utf-8")
-    answer = retnet_hf("demo", "--text", "book.txt", "--minutes", 0.08, "--threads", 1)
-    assert answer.code == 0
+    answer = done(retnet_hf("demo", "--text", "book.txt", "--minutes", 0.08, "--threads", 1))
     assert answer.err == ""
     before, after = re.search(r"held-out text: ([\d,.]+) before training, ([\d,.]+) after", answer.out).groups()
     assert float(after.replace(",", "")) < float(before.replace(",", ""))

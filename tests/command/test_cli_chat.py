@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_answers import done
 from small_models import VOCAB_SIZE, small_model, state_values, word_tokenizer
 from transformers import Cache, LlamaConfig, LlamaForCausalLM
 
@@ -195,8 +196,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_the_command(retnet_hf, folder):
     said = ["w10 w11", "/save s", "w12", "/rewind", "w12", "/branch", "w13", "/branch 1", "/load s", "w12", "/help"]
-    answer = retnet_hf("chat", folder, "--temperature", 0, "-n", 5, "--threads", 1, stdin="\n".join(said).encode())
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("chat", folder, "--temperature", 0, "-n", 5, "--threads", 1, stdin="\n".join(said).encode()))
     first, second, again, _, loaded = answer.out.splitlines()
     assert second == again == loaded
     talk = conversation(tokens=5)
@@ -210,8 +210,7 @@ def test_the_command(retnet_hf, folder):
 
 def test_mistakes_in_a_conversation_are_said_and_it_goes_on(retnet_hf, folder):
     said = ["/rewind", "/branch 7", "/save", "/save s", "/load missing", "/what", "", "w10", "/exit", "w11"]
-    answer = retnet_hf("chat", folder, "--temperature", 0, "-n", 5, stdin="\n".join(said).encode())
-    assert answer.code == 0
+    answer = done(retnet_hf("chat", folder, "--temperature", 0, "-n", 5, stdin="\n".join(said).encode()))
     assert len(answer.out.splitlines()) == 1
     for sentence in (
         "there is no turn to take back",
@@ -246,8 +245,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(retnet_hf, folder, monkeypatc
         return whole(self, text, heard, stop)
 
     monkeypatch.setattr(Conversation, "say", interrupted)
-    answer = retnet_hf("chat", folder, "--temperature", 0, "-n", 500, stdin=b"w10\nw12\n/exit\n")
-    assert answer.code == 0
+    answer = done(retnet_hf("chat", folder, "--temperature", 0, "-n", 500, stdin=b"w10\nw12\n/exit\n"))
     assert "stopped" in answer.err.splitlines()[1]
     assert len(answer.out.splitlines()) == 2
 
@@ -302,8 +300,7 @@ def test_a_file_of_something_else_beside_a_state_is_one_line_and_loses_nothing(f
         talk.load(tmp_path / "state")
     assert talk.memory is memory
     assert len(talk.before) == 1
-    answer = retnet_hf("chat", folder, "-n", 2, stdin=f"/load {tmp_path / 'state'}\nw5\n".encode())
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("chat", folder, "-n", 2, stdin=f"/load {tmp_path / 'state'}\nw5\n".encode()))
     assert sum("holds no conversation" in line for line in answer.err.splitlines()) == 1
     assert "2 tokens" in answer.err
 
@@ -332,6 +329,5 @@ def test_what_was_said_cannot_steer_the_terminal(folder, retnet_hf, tmp_path):
     held["messages"][-2]["content"] = "\x1b[31mred"
     (tmp_path / "state.json").write_text(json.dumps(held))
     said = f"/load {tmp_path / 'state'}\nw5\n/rewind\n"
-    answer = retnet_hf("chat", folder, "-n", 2, stdin=said.encode())
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("chat", folder, "-n", 2, stdin=said.encode()))
     assert r"back after: \x1b[31mred" in answer.err

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_answers import done, refused
 from foreign_folders import foreign, fused, write_folder
 from foreign_images import to_poolformer
 from huggingface_hub import ModelCard
@@ -80,8 +81,7 @@ def test_each_format_has_a_script(name, source, monkeypatch, capsys):
 
 
 def test_a_folder_becomes_one_that_loads_generates_and_says_where_it_is_from(retnet_hf, source):
-    answer = retnet_hf("convert", "source", "made")
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("convert", "source", "made"))
     assert "each used once" in answer.out
     for part in ("model.layers.0-1.attn.q_proj.weight", "model.layers.0-1.retention.q_proj.weight", "32x32"):
         assert part in "".join(answer.out.split())
@@ -107,8 +107,7 @@ def test_fairseq_checkpoints_carry_their_own_configuration(retnet_hf, tmp_path, 
     arguments = argparse.Namespace(**config | {"lr": [0.1], "vocab_size": -1})
     held = {"args": arguments, "model": {f"decoder.{name}": value for name, value in state_dict.items()}, "optimizer": {}}
     torch.save(held, "checkpoint_last.pt")
-    answer = retnet_hf("convert", "checkpoint_last.pt", "made", "--license", "apache-2.0")
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("convert", "checkpoint_last.pt", "made", "--license", "apache-2.0"))
     assert "rotated pairs set apart" in " ".join(answer.out.split())
     made = AutoModelForCausalLM.from_pretrained("made")
     assert torch.equal(made(torch.arange(5)[None]).logits, model(torch.arange(5)[None]).logits)
@@ -120,7 +119,7 @@ def test_shards_and_pickles_of_either_layout_are_read(retnet_hf, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     model, state_dict, config = foreign("fla of 2024")
     write_folder(tmp_path / "source", state_dict, config, layout)
-    assert retnet_hf("convert", "source", "made", "--from", "fla").code == 0
+    done(retnet_hf("convert", "source", "made", "--from", "fla"))
     made = AutoModelForCausalLM.from_pretrained("made").state_dict()
     assert all(torch.equal(made[name], value) for name, value in model.state_dict().items())
 
@@ -307,7 +306,7 @@ def test_no_error_advises_to_run_the_code_in_a_file(retnet_hf, source, content):
 
 
 def test_a_result_is_never_lost(retnet_hf, source):
-    assert retnet_hf("convert", "source", "made").code == 0
+    done(retnet_hf("convert", "source", "made"))
     before = (Path("made") / "model.safetensors").read_bytes()
     again = retnet_hf("convert", "source", "made")
     assert again.code == 2
@@ -316,7 +315,7 @@ def test_a_result_is_never_lost(retnet_hf, source):
     assert retnet_hf("convert", "source", "made", "--overwrite").code == 2
     assert (Path("made") / "model.safetensors").read_bytes() == before
     rewrite(source, to_fla(small_model(seed=1))[0])
-    assert retnet_hf("convert", "source", "made", "--overwrite").code == 0
+    done(retnet_hf("convert", "source", "made", "--overwrite"))
     assert (Path("made") / "model.safetensors").read_bytes() != before
 
     Path("notes").mkdir()
@@ -398,8 +397,7 @@ def test_what_needs_no_conversion_and_what_is_unknown_is_said(retnet_hf, source)
 
 def test_inspect_says_what_a_checkpoint_is(retnet_hf, source):
     rewrite(source, {name: value.bfloat16() for name, value in fused(weights(source)).items()})
-    answer = retnet_hf("inspect", "source")
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("inspect", "source"))
     text = " ".join(answer.out.split())
     model = small_model()
     assert "fla: flash-linear-attention" in text
@@ -425,8 +423,7 @@ def test_inspect_reads_our_own_folders_and_single_files(retnet_hf, source):
 def test_inspect_of_what_cannot_be_expressed_says_why(retnet_hf, source):
     held = weights(source) | {"model.layers.1.attn.surplus.weight": torch.ones(2)}
     rewrite(source, held)
-    answer = retnet_hf("inspect", "source")
-    assert answer.code == 0
+    answer = done(retnet_hf("inspect", "source"))
     assert "convertible no: tensor model.layers.1.attn.surplus.weight has no place" in " ".join(answer.out.split())
 
 
@@ -447,8 +444,7 @@ WRAPPERS = {
 def test_weights_are_found_in_what_training_scripts_save(retnet_hf, source, wrapper):
     torch.save(WRAPPERS[wrapper](weights(source)), source / "pytorch_model.bin")
     os.remove(source / "model.safetensors")
-    answer = retnet_hf("convert", "source", "made")
-    assert answer.code == 0, answer.err
+    done(retnet_hf("convert", "source", "made"))
     made = weights(Path("made"))
     assert all(torch.equal(made[name], value) for name, value in small_model().state_dict().items())
 
@@ -458,7 +454,7 @@ def test_of_several_files_the_one_that_from_pretrained_reads_is_converted(retnet
     torch.save(other, source / "pytorch_model-00001-of-00001.bin")
     index = {"weight_map": dict.fromkeys(other, "pytorch_model-00001-of-00001.bin")}
     (source / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    assert retnet_hf("convert", "source", "made").code == 0
+    done(retnet_hf("convert", "source", "made"))
     assert torch.equal(weights(Path("made"))["lm_head.weight"], small_model().lm_head.weight)
 
 
@@ -468,8 +464,7 @@ def test_a_base_model_saved_by_itself_becomes_one(retnet_hf, tmp_path, monkeypat
     model, state_dict, config = foreign(dialect)
     base = {name.removeprefix("model."): value for name, value in state_dict.items() if name.startswith("model.")}
     write_folder(tmp_path / "source", base, config)
-    answer = retnet_hf("convert", "source", "made")
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("convert", "source", "made"))
     assert "AutoModel.from_pretrained('made')" in answer.out
     made, report = AutoModel.from_pretrained("made", output_loading_info=True)
     assert not any(report.values())
@@ -481,32 +476,28 @@ def test_a_tied_tensor_may_be_there_under_either_of_its_names(retnet_hf, tmp_pat
     model, state_dict, config = foreign("fla", tie_word_embeddings=True)
     for lost in ("lm_head.weight", "model.embeddings.weight"):
         write_folder(tmp_path / "source", {name: value for name, value in state_dict.items() if name != lost}, config)
-        answer = retnet_hf("convert", "source", "made", "--overwrite")
-        assert answer.code == 0, answer.err
+        done(retnet_hf("convert", "source", "made", "--overwrite"))
         assert torch.equal(AutoModelForCausalLM.from_pretrained("made").lm_head.weight, model.lm_head.weight)
 
 
 def test_a_crash_between_the_renames_is_made_good(retnet_hf, source):
-    assert retnet_hf("convert", "source", "made").code == 0
+    done(retnet_hf("convert", "source", "made"))
     os.rename("made", ".made.replaced")
-    answer = retnet_hf("convert", "source", "made")
-    assert answer.code == 2
-    assert "--overwrite" in answer.err
+    refused(retnet_hf("convert", "source", "made"), "--overwrite")
     assert (Path("made") / "model.safetensors").is_file()
 
 
 def test_names_with_brackets_are_printed_as_they_are(retnet_hf, source):
     Path("source[").mkdir()
     source.rename("source[/b]")
-    answer = retnet_hf("convert", "source[/b]", "made[v2]")
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("convert", "source[/b]", "made[v2]"))
     assert "parameters in made[v2]" in " ".join(answer.out.split())
     assert "source[/b]" in retnet_hf("inspect", "source[/b]").out
 
 
 def test_a_licence_of_its_own_keeps_its_name(retnet_hf, source):
     (source / "README.md").write_text("---\nlicense: other\nlicense_name: calm\nlicense_link: LICENSE\n---\n")
-    assert retnet_hf("convert", "source", "made").code == 0
+    done(retnet_hf("convert", "source", "made"))
     card = ModelCard.load("made/README.md")
     assert (card.data.license, card.data.license_name, card.data.license_link) == ("other", "calm", "LICENSE")
     assert "Licence of the source: calm." in card.text
@@ -516,7 +507,7 @@ def test_how_to_generate_is_kept_where_older_versions_of_transformers_had_it(ret
     (source / "generation_config.json").unlink()
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"do_sample": True, "temperature": 0.7}))
-    assert retnet_hf("convert", "source", "made").code == 0
+    done(retnet_hf("convert", "source", "made"))
     kept = GenerationConfig.from_pretrained("made")
     assert (kept.do_sample, kept.temperature) == (True, 0.7), (
         "GenerationConfig.from_pretrained no longer reads a config.json where it is told _from_model_config"
@@ -525,7 +516,7 @@ def test_how_to_generate_is_kept_where_older_versions_of_transformers_had_it(ret
 
 
 def test_an_interrupted_conversion_leaves_everything_as_it_was(retnet_hf, source, monkeypatch):
-    assert retnet_hf("convert", "source", "made").code == 0
+    done(retnet_hf("convert", "source", "made"))
     before = (Path("made") / "model.safetensors").read_bytes()
     rewrite(source, to_fla(small_model(seed=1))[0])
 
@@ -546,14 +537,15 @@ def test_a_tensor_in_two_shards_is_refused(retnet_hf, source):
     save_file({"lm_head.weight": held["lm_head.weight"]}, source / "second.safetensors")
     index = {"weight_map": dict.fromkeys(held, "first.safetensors") | {"lm_head.weight": "second.safetensors"}}
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
-    answer = retnet_hf("convert", "source", "made")
-    assert answer.code == 2
-    assert "tensor lm_head.weight is in more than one file; the second one is second.safetensors" in answer.err
+    refused(
+        retnet_hf("convert", "source", "made"),
+        "tensor lm_head.weight is in more than one file; the second one is second.safetensors",
+    )
 
 
 def test_of_mixed_types_the_most_frequent_is_the_models(retnet_hf, source):
     rewrite(source, {name: value.bfloat16() if value.dim() > 1 else value for name, value in weights(source).items()})
-    assert retnet_hf("convert", "source", "made").code == 0
+    done(retnet_hf("convert", "source", "made"))
     assert json.loads(Path("made/config.json").read_text())["dtype"] == "bfloat16"
     assert weights(Path("made"))["model.norm.weight"].dtype == torch.float32, "what is written is what was read"
 
@@ -563,8 +555,7 @@ def test_an_image_model_comes_with_its_processor_and_card(retnet_hf, tmp_path, m
     model = small_metaformer("pooling")
     state_dict, config = to_poolformer(model)
     write_folder(tmp_path / "source", state_dict, config)
-    answer = retnet_hf("convert", "source", "made")
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("convert", "source", "made"))
     assert "AutoModelForImageClassification.from_pretrained('made')" in answer.out
     made = AutoModelForImageClassification.from_pretrained("made")
     assert all(torch.equal(made.state_dict()[name], value) for name, value in model.state_dict().items())
@@ -576,8 +567,7 @@ def test_an_image_model_comes_with_its_processor_and_card(retnet_hf, tmp_path, m
 
 def test_a_head_that_forgets_nothing_has_no_half_life(retnet_hf, source):
     small_model(decay_schedule="none").save_pretrained("ours")
-    answer = retnet_hf("inspect", "ours")
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("inspect", "ours"))
     assert answer.out.count("never") == 8  # two columns of four heads
 
 
@@ -588,7 +578,7 @@ def test_poolformers_keep_the_crop_they_are_evaluated_on(retnet_hf, tmp_path, mo
     hidden_sizes = [8, 8, 8, width]
     state_dict, config = to_poolformer(small_metaformer("pooling", hidden_sizes=hidden_sizes, depths=[1, 1, 1, 1]))
     write_folder(tmp_path / "source", state_dict, config)
-    assert retnet_hf("convert", "source", "made").code == 0
+    done(retnet_hf("convert", "source", "made"))
     assert MetaFormerImageProcessorPil.from_pretrained("made").crop_pct == crop_pct
 
 

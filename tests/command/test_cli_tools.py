@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_answers import refused, tree
+from command_answers import done, refused, tree
 from foreign_folders import foreign, write_folder
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from safetensors import SafetensorError
@@ -54,8 +54,7 @@ def workplace(tmp_path, monkeypatch) -> Path:
     ids=lambda arguments: arguments[0],
 )
 def test_a_tokenizer_without_eos_is_enough_to_write_and_to_export(retnet_hf, workplace, arguments):
-    answer = retnet_hf(*arguments, stdin=b"w5 w6\n")
-    assert answer.code == 0, answer.err
+    done(retnet_hf(*arguments, stdin=b"w5 w6\n"))
 
 
 def test_a_tokenizer_without_eos_cannot_separate_documents(retnet_hf, workplace):
@@ -129,8 +128,7 @@ def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_named(retnet_hf, work
     tokenizer.save_pretrained("model")
     said = f"the tokenizer has a token {VOCAB_SIZE}, and the model knows {VOCAB_SIZE} tokens: copy the tokenizer that"
     refused(retnet_hf("generate", "model", "surplus", "--no-echo"), said)
-    answer = retnet_hf("chat", "model", "-n", 2, stdin=b"surplus\nw5\n")
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("chat", "model", "-n", 2, stdin=b"surplus\nw5\n"))
     assert said in answer.err
     assert "2 tokens" in answer.err
     assert retnet_hf("generate", "model", "w5", "-n", 2).code == 0  # what it knows, it reads
@@ -173,8 +171,7 @@ def test_what_cannot_be_used_in_a_folder_is_one_line(retnet_hf, workplace, comma
 
 def test_a_chat_template_that_writes_nothing_is_named(retnet_hf, workplace):
     Path("model/chat_template.jinja").write_text("{# nothing #}")
-    answer = retnet_hf("chat", "model", "-n", 2, stdin=b"w5\n")
-    assert answer.code == 0
+    answer = done(retnet_hf("chat", "model", "-n", 2, stdin=b"w5\n"))
     assert "there is no text to continue: the chat template wrote nothing" in answer.err
 
 
@@ -201,17 +198,15 @@ def test_a_llama_is_not_converted_but_linearized(retnet_hf, workplace):
 def test_a_server_of_a_model_without_a_template_says_what_it_answers(retnet_hf, workplace, monkeypatch):
     monkeypatch.setattr(serve, "ENGINES", {"transformers": ()})
     monkeypatch.setattr(serve, "become", lambda command: None)
-    answer = retnet_hf("serve", "model", "--engine", "transformers", "--port", free_port())
-    assert answer.code == 0
+    answer = done(retnet_hf("serve", "model", "--engine", "transformers", "--port", free_port()))
     assert "no chat template: /v1/completions answers, /v1/chat/completions does not" in answer.err
 
 
 def test_endings_mean_the_same_in_capitals(retnet_hf, workplace):
     Path("foreign/model.safetensors").rename("foreign/WEIGHTS.SAFETENSORS")
-    answer = retnet_hf("convert", "foreign", "made")
-    assert answer.code == 0, answer.err
+    done(retnet_hf("convert", "foreign", "made"))
     torch.save(dict(small_model("fla").state_dict()), "WEIGHTS.PT")
-    assert retnet_hf("inspect", "WEIGHTS.PT").code == 0
+    done(retnet_hf("inspect", "WEIGHTS.PT"))
 
 
 @pytest.fixture

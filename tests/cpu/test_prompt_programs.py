@@ -17,7 +17,7 @@ from torch import nn
 import retnet_hf.cpu
 from retnet_hf import RetNetState, cpu
 from retnet_hf.cpu import number_of_programs, original
-from retnet_hf.cpu.prompts import prompt_programs
+from retnet_hf.cpu.programs import prompt_programs
 
 
 pytest_plugins = ("plain_programs",)  # the fixture `made`

@@ -46,6 +46,12 @@ def refused(answer, *words: str, code: int = 2) -> None:
     assert answer.out == ""
 
 
+def done(answer):
+    """The answer of a command that succeeded."""
+    assert answer.code == 0, answer.err
+    return answer
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file of a folder with its content."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

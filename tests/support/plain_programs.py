@@ -11,8 +11,7 @@ from torch import Tensor
 
 from retnet_hf import RetNetState
 from retnet_hf.cpu import programs as cpu_programs
-from retnet_hf.cpu.programs import ProductStep
-from retnet_hf.cpu.prompts import AfterOperator, BeforeOperator
+from retnet_hf.cpu.programs import AfterOperator, BeforeOperator, ProductStep
 from retnet_hf.ops import gradients
 from retnet_hf.state.retention_state import RetNetStateLayer
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command_answers import TEXT, refused, tree
+from command_answers import TEXT, done, refused, tree
 from foreign_folders import foreign, write_folder
 from linearized_source import make_source
 
@@ -59,7 +59,7 @@ def wait_for(process: subprocess.Popen, words: str) -> str:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_is_not_lost(retnet_hf, workplace, number):
     command = f"{TRAIN} --output model"
-    assert retnet_hf(*command.split(), "--steps", 1).code == 0
+    done(retnet_hf(*command.split(), "--steps", 1))
     before, there = tree(Path("model")), {path.name for path in workplace.iterdir()}
     with started(f"{command} --overwrite {FOREVER}") as process:
         wait_for(process, "step      8 of 100,000")
@@ -81,8 +81,7 @@ def test_a_run_is_not_lost(retnet_hf, workplace, number):
     assert "Traceback" not in err
     assert tree(Path("model")) == before
 
-    answer = retnet_hf(*command.split(), "--resume", "--steps", step + 1)
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf(*command.split(), "--resume", "--steps", step + 1))
     assert f"continuing after step {step}\n" in answer.out
     assert Path("model", f"checkpoint-{step + 1}").is_dir()
     assert {path.name for path in workplace.iterdir()} == there
@@ -90,7 +89,7 @@ def test_a_run_is_not_lost(retnet_hf, workplace, number):
 
 def test_a_conversion_is_not_lost(retnet_hf, workplace):
     """A killed process, of which even the file of the lock is left, keeps nobody from the folder."""
-    assert retnet_hf("convert", "foreign", "made").code == 0
+    done(retnet_hf("convert", "foreign", "made"))
     before, there = tree(Path("made")), {path.name for path in workplace.iterdir()}
     program = "from retnet_hf.conversion.replaced_folder import *; lock = locked(Path('made')); lock.__enter__(); "
     program += "Path('.made.converting').mkdir(); print('locked', flush=True); input()"
@@ -102,7 +101,7 @@ def test_a_conversion_is_not_lost(retnet_hf, workplace):
         process.kill()
         process.communicate()
     assert tree(Path("made")) == before
-    assert retnet_hf("convert", "foreign", "made", "--overwrite").code == 0
+    done(retnet_hf("convert", "foreign", "made", "--overwrite"))
     assert tree(Path("made")) == before
     assert {path.name for path in workplace.iterdir()} == there
 
@@ -134,7 +133,7 @@ def test_a_folder_is_linearized_into_by_one(retnet_hf, workplace):
 
 def test_a_run_of_another_command_is_not_resumed(retnet_hf, workplace):
     make_source(workplace)
-    assert retnet_hf(*TRAIN.split(), "--steps", 1, "--output", "model").code == 0
+    done(retnet_hf(*TRAIN.split(), "--steps", 1, "--output", "model"))
     Path("model").rename("model.partial")
     message = "holds a run of retnet-hf train, which retnet-hf linearize cannot resume"
     refused(retnet_hf("linearize", "llama", "book.txt", "--resume", "--output", "model"), message)

@@ -6,12 +6,13 @@ import json
 import os
 import re
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from command_answers import TEXT, assert_same_weights, at_step, press_ctrl_c, press_ctrl_c_twice, refused, tree
+from command_answers import TEXT, assert_same_weights, at_step, done, press_ctrl_c, press_ctrl_c_twice, refused, tree
 from linearized_source import SIZES, make_source
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, pipeline
 
@@ -119,8 +120,7 @@ def test_perplexities_in_the_report_are_those_of_the_models(linearized):
 
 
 def test_progress_is_shown_by_stage(retnet_hf, workplace):
-    answer = retnet_hf(*LINEARIZE)
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf(*LINEARIZE))
     assert answer.err == ""
     assert "\nread 1 file (.txt)\n" in f"\n{answer.out}"
     errors = re.findall(r"step +(\d+) of 6   error of a layer ([\d.]+)", answer.out)
@@ -150,8 +150,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, line
     assert answer.code == 130
     assert answer.err.startswith("retnet-hf: interrupted")
     assert not Path("model").exists()
-    answer = retnet_hf(*LINEARIZE, "--resume")
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf(*LINEARIZE, "--resume"))
     assert "continuing after step" in answer.out
     assert ("stage 1 of 2" in answer.out) == (stage == "align")
     assert_same_weights(Path("model"), linearized)
@@ -161,7 +160,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, line
 @pytest.mark.parametrize("options", [[], ["--lora-rank", 2]], ids=["all weights", "lora"])
 def test_a_crash_between_the_last_checkpoint_and_the_end_of_a_stage(retnet_hf, workplace, monkeypatch, options):
     command = [*LINEARIZE, "--align-steps", 0, *options]
-    assert retnet_hf(*command).code == 0
+    done(retnet_hf(*command))
     os.rename("model", "whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("retnet_hf.cli.linearizing.pipeline.StageRun.finish", crash)
@@ -169,8 +168,7 @@ def test_a_crash_between_the_last_checkpoint_and_the_end_of_a_stage(retnet_hf, w
             retnet_hf(*command)
     assert [path.name for path in Path("model.partial/distill.partial").glob("checkpoint-*")] == ["checkpoint-6"]
     monkeypatch.setattr("retnet_hf.cli.linearizing.pipeline.mean_divergence", None)  # its rate is not measured again
-    answer = retnet_hf(*command, "--resume")
-    assert answer.code == 0, answer.err
+    done(retnet_hf(*command, "--resume"))
     assert_same_weights(Path("model"), Path("whole"))
 
 
@@ -182,8 +180,7 @@ def test_a_crash_before_a_folder_is_in_its_place_is_made_good_by_resuming(retnet
         with pytest.raises(RuntimeError, match="power cut"):
             retnet_hf(*LINEARIZE)
     assert not Path("model").exists()
-    answer = retnet_hf(*LINEARIZE, "--resume")
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf(*LINEARIZE, "--resume"))
     assert left in answer.out if left else "stage" not in answer.out
     assert_same_weights(Path("model"), linearized)
     assert not Path("model.partial").exists()
@@ -204,7 +201,7 @@ def test_ctrl_c_after_the_last_step_of_a_stage_does_not_begin_the_next(retnet_hf
     assert "stage 2 of 2" not in answer.out
     assert {path.name for path in Path("model.partial").iterdir()} == {"align", "training_run.json"}
     assert not list(Path("model.partial/align").glob("checkpoint-*"))
-    assert retnet_hf(*LINEARIZE, "--resume").code == 0
+    done(retnet_hf(*LINEARIZE, "--resume"))
     assert_same_weights(Path("model"), linearized)
 
 
@@ -215,8 +212,7 @@ def test_what_a_run_writes_is_not_its_text(retnet_hf, workplace):
         at_step(patch, 4, press_ctrl_c)
         assert retnet_hf(*options).code == 130
     assert list(Path("model.partial").rglob("*.md"))
-    answer = retnet_hf(*options, "--resume")
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf(*options, "--resume"))
     assert "read 1 file (.txt), skipped " in answer.out
     again = retnet_hf(*options, "--overwrite")
     blocks = [re.search(r"[\d,]+ blocks of 32 tokens", out)[0] for out in (answer.out, again.out)]
@@ -258,7 +254,7 @@ def test_a_finished_model_is_neither_resumed_nor_replaced_unasked(retnet_hf, wor
 
 
 def test_layers_that_are_kept_stay_as_they_were(retnet_hf, workplace):
-    assert retnet_hf(*LINEARIZE, "--keep-attention", "0,2", "--distill-steps", 0).code == 0
+    done(retnet_hf(*LINEARIZE, "--keep-attention", "0,2", "--distill-steps", 0))
     model, source = (AutoModelForCausalLM.from_pretrained(name) for name in ("model", "llama"))
     kinds = ["full_attention", "linear_attention", "full_attention", "linear_attention"]
     assert model.config.layer_types == kinds
@@ -267,8 +263,7 @@ def test_layers_that_are_kept_stay_as_they_were(retnet_hf, workplace):
 
 
 def test_the_layers_that_the_model_needs_most_are_kept(retnet_hf, workplace):
-    answer = retnet_hf(*LINEARIZE, "--keep-attention", "auto:50%", "--distill-steps", 0)
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf(*LINEARIZE, "--keep-attention", "auto:50%", "--distill-steps", 0))
     report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
     model = AutoModelForCausalLM.from_pretrained("model")
     kept = [layer for layer, kind in enumerate(model.config.layer_types) if kind == "full_attention"]
@@ -282,8 +277,7 @@ def test_the_layers_that_the_model_needs_most_are_kept(retnet_hf, workplace):
 
 
 def test_what_the_source_says_may_be_stored(retnet_hf, workplace, linearized):
-    answer = retnet_hf(*LINEARIZE, "--top-logits", 300)
-    assert answer.code == 0, answer.err
+    done(retnet_hf(*LINEARIZE, "--top-logits", 300))
     stored, asked = (
         json.loads((folder / "linearization.json").read_text())["trainings"][1] for folder in (Path("model"), linearized)
     )
@@ -293,8 +287,7 @@ def test_what_the_source_says_may_be_stored(retnet_hf, workplace, linearized):
 
 
 def test_lora_leaves_no_adapter_and_what_it_does_not_adapt(retnet_hf, workplace):
-    answer = retnet_hf(*LINEARIZE, "--lora-rank", 2, "--align-steps", 0)
-    assert answer.code == 0, answer.err
+    done(retnet_hf(*LINEARIZE, "--lora-rank", 2, "--align-steps", 0))
     model, source = (AutoModelForCausalLM.from_pretrained(name) for name in ("model", "llama"))
     assert model.model.embed_tokens.weight.equal(source.model.embed_tokens.weight)
     change = model.model.layers[0].mlp.up_proj.weight - source.model.layers[0].mlp.up_proj.weight
@@ -302,8 +295,7 @@ def test_lora_leaves_no_adapter_and_what_it_does_not_adapt(retnet_hf, workplace)
 
 
 def test_the_third_stage_is_of_longer_sequences(retnet_hf, workplace):
-    answer = retnet_hf(*LINEARIZE, "--distill-steps", 0, "--long-steps", 4, "--long-block-size", 128, "--window", 8)
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf(*LINEARIZE, "--distill-steps", 0, "--long-steps", 4, "--long-block-size", 128, "--window", 8))
     report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
     assert [(stage["name"], stage["tokens"]) for stage in report["trainings"]] == [("align", 6 * 128), ("long", 4 * 512)]
     assert "stage 2 of 2, long" in answer.out
@@ -312,8 +304,7 @@ def test_the_third_stage_is_of_longer_sequences(retnet_hf, workplace):
 
 
 def test_without_any_stage_it_is_the_transfer(retnet_hf, workplace):
-    answer = retnet_hf(*LINEARIZE, "--align-steps", 0, "--distill-steps", 0, "--keep-attention", "0,1,2,3")
-    assert answer.code == 0, answer.err
+    done(retnet_hf(*LINEARIZE, "--align-steps", 0, "--distill-steps", 0, "--keep-attention", "0,1,2,3"))
     model, source = (AutoModelForCausalLM.from_pretrained(name) for name in ("model", "llama"))
     ids = torch.arange(20)[None]
     with torch.no_grad():
@@ -323,15 +314,13 @@ def test_without_any_stage_it_is_the_transfer(retnet_hf, workplace):
 def test_a_model_of_half_precision_is_trained_in_float32_and_saved_as_it_was(retnet_hf, workplace):
     model = AutoModelForCausalLM.from_pretrained("llama", dtype=torch.bfloat16)
     model.save_pretrained("llama")
-    answer = retnet_hf(*LINEARIZE, "--distill-steps", 1)
-    assert answer.code == 0, answer.err
+    done(retnet_hf(*LINEARIZE, "--distill-steps", 1))
     assert AutoModelForCausalLM.from_pretrained("model", dtype="auto").dtype == torch.bfloat16
 
 
 def test_minutes_are_planned_by_the_speed_of_the_machine(retnet_hf, workplace):
     options = [option for option in LINEARIZE if option not in ("--align-steps", "--distill-steps", "--batch-size", 4, 6)]
-    answer = retnet_hf(*options, "--minutes", 0.1)
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf(*options, "--minutes", 0.1))
     steps, batch = re.search(r"make ([\d,]+ \+ [\d,]+) steps of (\d+) x 32 tokens", answer.out).groups()
     align, distill = (int(count.replace(",", "")) for count in steps.split(" + "))
     report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
@@ -353,8 +342,7 @@ def test_an_interrupted_run_of_some_minutes_keeps_its_plan(retnet_hf, workplace,
     begun = json.loads(next(Path("model.partial").glob("*.json")).read_text(encoding="utf-8"))["recipe"]
     refused(retnet_hf(*options, "--resume"), "this run was planned with --minutes: give that option again")
     monkeypatch.setattr("retnet_hf.cli.linearizing.recipe.measured_speed", None)  # nothing is measured again
-    answer = retnet_hf(*options, "--minutes", 0.2, "--resume")
-    assert answer.code == 0, answer.err
+    done(retnet_hf(*options, "--minutes", 0.2, "--resume"))
     report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
     assert report["trainings"][0]["steps"] <= begun["align_steps"]
     assert f"--align-steps {begun['align_steps']}" in report["options"]
@@ -387,8 +375,7 @@ def test_a_plan_fits_into_its_minutes():
 
 
 def test_windows_alone_by_name(retnet_hf, workplace):
-    answer = retnet_hf(*LINEARIZE, "--window", 8, "--keep-attention", "1")
-    assert answer.code == 0, answer.err
+    done(retnet_hf(*LINEARIZE, "--window", 8, "--keep-attention", "1"))
     config = AutoModelForCausalLM.from_pretrained("model").config
     assert config.layer_types == ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
     assert (config.sliding_window, config.attention_sinks, config.attention_sink_distance) == (8, 4, 31)
@@ -407,8 +394,7 @@ def test_texts_are_told_apart_in_the_report(retnet_hf, workplace):
     Path("third.txt").write_text(TEXT.upper(), encoding="utf-8")
     position = LINEARIZE.index("book.txt") + 1
     arguments = [*LINEARIZE[:position], "other.txt", *LINEARIZE[position:], "--unseen", "third.txt"]
-    answer = retnet_hf(*arguments)
-    assert answer.code == 0, answer.err
+    done(retnet_hf(*arguments))
     report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
     for name in ("teacher", "student"):
         assert [text.split("/")[-1] for text in report[name]["by_text"]] == ["book.txt", "other.txt", "third.txt"]
@@ -544,9 +530,28 @@ def test_a_source_on_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
     assert digests == ["a" * 40, "b" * 40]
 
 
+def test_what_stages_leave_is_freed(retnet_hf, workplace, monkeypatch):
+    """No model, gradient or moment of a stage is there when the next one begins, and no source that is not asked."""
+    seen, prepare = [], pipeline_module.Linearization._prepare
+
+    def watched(self, stage, *arguments):
+        seen.append([kind for reference, kind in watched.references if reference() is not None])
+        run = prepare(self, stage, *arguments)
+        watched.references.append((weakref.ref(run.model), "student"))
+        if run.teacher is not None:
+            watched.references.append((weakref.ref(run.teacher), "source"))
+        elif "teacher" in vars(self):
+            seen.append(["a source that is not asked"])
+        return run
+
+    watched.references = []
+    monkeypatch.setattr(pipeline_module.Linearization, "_prepare", watched)
+    done(retnet_hf(*LINEARIZE, "--top-logits", 4, "--long-steps", 2, "--long-block-size", 64))
+    assert seen == [[], ["source"], []]  # which is asked before the second stage
+
+
 def test_auto_needs_no_alignment(retnet_hf, workplace):
-    answer = retnet_hf(*LINEARIZE, "--keep-attention", "auto", "--align-steps", 0, "--minutes", 1)
-    assert answer.code == 0, answer.err
+    done(retnet_hf(*LINEARIZE, "--keep-attention", "auto", "--align-steps", 0, "--minutes", 1))
     assert AutoModelForCausalLM.from_pretrained("model").config.layer_types.count("full_attention") == 1
 
 

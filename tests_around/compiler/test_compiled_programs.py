@@ -10,7 +10,7 @@ from torch import nn
 import retnet_hf.cpu
 from retnet_hf.cpu import number_of_programs
 from retnet_hf.cpu import programs as cpu_programs
-from retnet_hf.cpu.prompts import AfterOperator, BeforeOperator
+from retnet_hf.cpu.programs import AfterOperator, BeforeOperator
 from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_answers import refused, tree
+from command_answers import done, refused, tree
 from rich.console import Console
 from safetensors.torch import load_file
 from small_models import random_ids, small_model, word_tokenizer
@@ -44,8 +44,7 @@ def workplace(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_folder_for_onnx_runtime(retnet_hf, workplace):
-    answer = retnet_hf("export", "model", "out", "--quantize", "int8", "--quantize", "float32")
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("export", "model", "out", "--quantize", "int8", "--quantize", "float32"))
     assert "onnx/model.onnx: " in answer.out
     assert "and 64 greedy tokens as in PyTorch" in " ".join(answer.out.split())
     assert {path.name for path in Path("out").iterdir()} >= {"onnx", "config.json", "tokenizer.json", "genai_config.json"}
@@ -58,8 +57,7 @@ def test_a_folder_for_pictures(retnet_hf, workplace, options):
     vision = VISION_FAMILIES["vir"]
     vision.model(**vision.smallest).save_pretrained("vir")
     vision.processor().save_pretrained("vir")
-    answer = retnet_hf("export", "vir", "out", *options)
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("export", "vir", "out", *options))
     assert "onnx/model.onnx: " in answer.out
     assert Path("out/preprocessor_config.json").is_file()
 
@@ -70,8 +68,7 @@ def test_a_page_that_begins_with_a_learned_state(retnet_hf, workplace):
     with torch.no_grad():
         tuned.states[0].normal_()
     tuned.save("task.safetensors")
-    answer = retnet_hf("export", "model", "page", "--to", "web", "--state", "task.safetensors")
-    assert answer.code == 0, answer.err
+    answer = done(retnet_hf("export", "model", "page", "--to", "web", "--state", "task.safetensors"))
     assert "python3 -m http.server --directory page" in " ".join(answer.out.split())
     info = json.loads(Path("page/model/info.json").read_text(encoding="utf-8"))
     assert info["initial"] == "initial_state.safetensors"
@@ -79,7 +76,7 @@ def test_a_page_that_begins_with_a_learned_state(retnet_hf, workplace):
     found, expected = (load_file(name) for name in ("page/model/initial_state.safetensors", "task.safetensors"))
     assert found.keys() == expected.keys()
     assert all(tensor.equal(expected[name]) for name, tensor in found.items())
-    assert retnet_hf("export", "model", "page", "--to", "web", "--overwrite").code == 0
+    done(retnet_hf("export", "model", "page", "--to", "web", "--overwrite"))
     assert not Path("page/model/initial_state.safetensors").exists()
 
 
@@ -94,7 +91,7 @@ def test_a_page_that_begins_with_a_learned_state(retnet_hf, workplace):
 )
 def test_a_full_disk_is_one_line_and_leaves_the_older_folder(retnet_hf, workplace, options):
     """As a limit to the size of files makes it, which every library meets in its own way."""
-    assert retnet_hf("export", "model", "out", "--to", "mlx").code == 0
+    done(retnet_hf("export", "model", "out", "--to", "mlx"))
     before, limits = tree(workplace), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:
@@ -148,8 +145,7 @@ def test_a_demo_ends_in_a_page(retnet_hf, workplace, monkeypatch):
     Path("book.txt").write_text(SAMPLE_TEXT.read_text(encoding="utf-8")[:60_000], encoding="utf-8")
     served = []
     monkeypatch.setattr("retnet_hf.cli.commands.demo.serve_page", lambda page, console: served.append(page))
-    answer = retnet_hf("demo", "--text", "book.txt", "--minutes", 0.08, "--threads", 1, "--browser")
-    assert answer.code == 0, answer.err
+    done(retnet_hf("demo", "--text", "book.txt", "--minutes", 0.08, "--threads", 1, "--browser"))
     [page] = served
     assert page.name == "retnet-demo-page"
     assert (page / "index.html").is_file()

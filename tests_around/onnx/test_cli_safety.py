@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_answers import refused, tree
+from command_answers import done, refused, tree
 from foreign_folders import foreign, write_folder
 from safetensors.torch import load_file
 from small_models import small_llama, small_model, word_tokenizer
@@ -147,9 +147,7 @@ def test_files_that_came_during_the_work_are_not_deleted_at_its_end(retnet_hf, s
         return save(self, *arguments, **options)
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", saves)
-    answer = retnet_hf(*OVERWRITING[command], "--overwrite")
-    assert answer.code == 2
-    assert "made/notes.txt is not part of a model" in answer.err
+    refused(retnet_hf(*OVERWRITING[command], "--overwrite"), "made/notes.txt is not part of a model")
     assert Path("made/notes.txt").read_text(encoding="utf-8") == "mine"
 
 
@@ -164,7 +162,7 @@ def test_an_unfinished_run_with_a_file_of_the_user_is_not_deleted(retnet_hf, sou
 def test_a_model_that_was_saved_with_its_code_is_replaced(retnet_hf, sources):
     for name in ("modeling_retnet.py", "configuration_retnet.py"):
         shutil.copy(Path(inspect.getfile(RetNetConfig)).with_name(name), "made")
-    assert retnet_hf("convert", "foreign", "made", "--overwrite").code == 0
+    done(retnet_hf("convert", "foreign", "made", "--overwrite"))
 
 
 def link_weights() -> tuple:
@@ -234,7 +232,6 @@ def test_a_snapshot_whose_files_are_links_to_blobs_is_read_and_replaced(retnet_h
             file.rename(blob)
             file.symlink_to(blob.resolve())
     blobs = tree(Path("blobs"))
-    answer = retnet_hf("convert", "foreign", "made", "--overwrite")
-    assert answer.code == 0, answer.err
+    done(retnet_hf("convert", "foreign", "made", "--overwrite"))
     assert not Path("made/model.safetensors").is_symlink()
     assert tree(Path("blobs")) == blobs

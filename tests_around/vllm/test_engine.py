@@ -6,8 +6,8 @@ import torch
 from engine import MODELS, engine, expected, generated, greedy, model_of, prompts
 from foreign_folders import foreign, write_folder
 from golden import SMALL, golden
-from small_models import VOCAB_SIZE, rounding, shake
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from small_models import rounding
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from retnet_hf import RetNetForCausalLM
@@ -15,7 +15,6 @@ from retnet_hf.conversion import minimax, ring
 from retnet_hf.conversion.foreign_config import decays_with_factors
 from retnet_hf.conversion.hypenet import to_hypenet
 from retnet_hf.conversion.transnormer import from_transnormer
-from retnet_hf.linearization.transfer import transfer
 from retnet_hf.vllm import register
 
 
@@ -26,19 +25,6 @@ def test_tokens_are_those_of_generate(kind, tmp_path):
     model.save_pretrained(tmp_path)
     with engine(tmp_path, max_num_seqs=3, max_num_batched_tokens=48) as llm:
         assert generated(llm, prompts()) == expected(model, prompts())
-
-
-def test_projections_of_one_input_are_one_product(tmp_path):
-    model_of("plain").save_pretrained(tmp_path)
-    with engine(tmp_path) as llm:
-        [names] = llm.apply_model(lambda served: [name for name, _ in served.named_parameters() if ".layers.0." in name])
-    projections = {name.removeprefix("model.layers.0.") for name in names if "proj" in name}
-    assert projections == {
-        "retention.q_proj.product.weight",
-        "retention.o_proj.weight",
-        "mlp.up_proj.product.weight",
-        "mlp.down_proj.weight",
-    }
 
 
 def test_prompts_that_begin_alike_are_read_once(tmp_path):
@@ -65,21 +51,6 @@ def test_prefixes_of_a_hybrid_are_read_once_without_being_asked_for(tmp_path):
         outputs = [llm.generate({"prompt_token_ids": prompt}, greedy(), use_tqdm=False)[0] for prompt in [*asked, *asked]]
     assert [list(output.outputs[0].token_ids) for output in outputs] == 2 * expected(model, asked)
     assert min(output.num_cached_tokens for output in outputs[3:]) >= 128
-
-
-def test_a_linearized_transformer_is_served(tmp_path):
-    sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
-    llama = shake(LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=VOCAB_SIZE, num_hidden_layers=2, eos_token_id=None)))
-    model = transfer(llama, kept=[1]).eval()
-    model.save_pretrained(tmp_path)
-    with engine(tmp_path) as llm:
-        assert generated(llm, prompts((5, 30), seed=6)) == expected(model, prompts((5, 30), seed=6))
-
-
-def test_the_auto_classes_know_a_retnet_beside_the_engine(tmp_path):
-    register()
-    model_of("plain").save_pretrained(tmp_path)
-    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is RetNetForCausalLM
 
 
 def test_slots_are_used_again_by_requests_that_waited_and_after_requests_that_were_aborted(tmp_path):
@@ -163,8 +134,10 @@ def test_the_router_bias_stays_in_float32(tmp_path):
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
-def test_ling_stays_with_the_classes_of_vllm():
+def test_the_auto_classes_know_a_retnet_beside_the_engine_and_ling_stays_with_the_classes_of_vllm(tmp_path):
     register()
+    model_of("plain").save_pretrained(tmp_path)
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is RetNetForCausalLM
     assert "hypenet" in CONFIG_MAPPING
     assert "bailing_hybrid" not in CONFIG_MAPPING._extra_content
 

@@ -326,9 +326,9 @@ class Linearization:
         )
 
     def _divergence(self, stage: str, before: Path | None, held_out: Tensor) -> float | None:
-        """Returns the divergence of model and source, in nats, when stage 2 begins; None if its rate does not need it.
+        """Returns the divergence of model and source, in nats, when stage 2 begins, measured once on some blocks (N, T).
 
-        It is measured once, on some of the blocks (N, T), so that a resumed run uses the same value.
+        Returns None if the rate of the stage does not need it.
         """
         file = self.folder.partial / DIVERGENCE
         if self.recipe.distill_lr is not None or (stage == "long" and not file.exists()):

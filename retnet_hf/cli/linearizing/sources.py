@@ -93,10 +93,9 @@ def read_texts(
     subset: str | None,
     **reading: Any,
 ) -> Texts:
-    """Returns the texts as far as the recipe needs them, and the beginnings of the texts in `unseen`.
+    """Returns the texts as far as the recipe needs them, and the beginnings of the texts in `unseen`, without `subset`.
 
-    `subset` applies only to `names`; `reading` are more options of `read_documents`. Raises InputError for a text that
-    does not fill a block, or a tokenizer of another model.
+    Raises InputError for a text that does not fill a block, or a tokenizer of another model.
     """
     documents, origins = read_enough(names, tokenizer, recipe.tokens, subset=subset, **reading)
     parts, size, end = hold_out(documents, recipe.eval_fraction, recipe.seed), recipe.longest_block, document_end(tokenizer)

@@ -35,14 +35,12 @@ def read_documents(
 ) -> list[str]:
     """Returns the documents of text files, folders of text files, .jsonl files (one document a line) and data sets.
 
+    Raises InputError for a source that is missing, empty, not UTF-8 or of a wrong format.
+
     Args:
-        sources: files; folders, with the files that `text_files` finds; names or local folders for `load_dataset`.
         field: field of the text in a .jsonl line or in a row of a data set.
         split: part of a data set to read. subset: configuration of a data set.
         apart_from: resolved folders, for example of a model, whose files are not read as text.
-
-    Raises:
-        InputError: for a source that is missing, empty, not UTF-8 or of a wrong format.
     """
     documents = list(itertools.chain(*_read(sources, field, apart_from, split=split, subset=subset)))
     if not documents:
@@ -99,14 +97,14 @@ def text_files(sources: Sequence[str], apart_from: Collection[Path] = ()) -> tup
         skipped += ["repeated"] * (len(texts) - len(new))
         read |= new
         found.append(list(new.values()) if texts else None)
+
+    def few(names: list[str]) -> str:
+        different = sorted(set(names))
+        return ", ".join(different[:6] + ["…"] * (len(different) > 6))
+
     kinds = [file.suffix.lower() or "no ending" for file in read.values()]
-    said = [f"read {len(kinds):,} file{'s' * (len(kinds) > 1)} ({_few(kinds)})"] if kinds else ["read a data set"]
-    return found, ", ".join(said + [f"skipped {len(skipped):,} ({_few(skipped)})"] * bool(skipped))
-
-
-def _few(names: list[str]) -> str:
-    different = sorted(set(names))
-    return ", ".join(different[:6] + ["…"] * (len(different) > 6))
+    said = [f"read {len(kinds):,} file{'s' * (len(kinds) > 1)} ({few(kinds)})"] if kinds else ["read a data set"]
+    return found, ", ".join(said + [f"skipped {len(skipped):,} ({few(skipped)})"] * bool(skipped))
 
 
 def _searched(folder: Path, apart_from: Collection[Path]) -> Iterator[tuple[Path, str]]:
@@ -218,10 +216,7 @@ def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
-    """Trains and returns a byte-level BPE tokenizer, which encodes and decodes every text without loss.
-
-    One token separates documents: it is both bos and eos. Padding has its own token.
-    """
+    """Trains and returns a byte-level BPE tokenizer. One token separates documents: it is both bos and eos."""
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -286,10 +281,7 @@ def document_end(tokenizer: "PreTrainedTokenizerBase") -> int:
 def streams(
     parts: Iterable[list[str]], tokenizer: "PreTrainedTokenizerBase", size: int, option: str, end: int | None = None
 ) -> "list[np.ndarray]":
-    """Returns each part, training and held-out documents, as a stream of token ids with `end` (eos) between documents.
-
-    Raises InputError, which names the option, if a part has fewer tokens than a block.
-    """
+    """Returns each part as in `encode`. Raises InputError, which names the option, if a part is shorter than a block."""
     encoded = [encode(part, tokenizer, end) for part in parts]
     if min(map(len, encoded)) < size:
         raise InputError(

@@ -171,13 +171,12 @@ def continue_text(
     write: Callable[[str], object],
     past: int = 0,
 ) -> Generation:
-    """Continues a prompt with `generate(**arguments)`, and passes each piece of text to `write` as soon as it is final.
+    """Continues a text or ids with `generate(**arguments)`, and passes each piece of text to `write` once it is final.
+
+    Raises InputError for a tokenizer of another model, and for options in the model's folder that `generate` refuses.
 
     Args:
-        prompt: a text, or ids. past: number of tokens before the prompt that the cache in `arguments` contains.
-
-    Raises:
-        InputError: for a tokenizer of another model, and for options in the model's folder that `generate` refuses.
+        past: number of tokens before the prompt that the cache in `arguments` contains.
     """
     ids = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else prompt
     if not ids:
@@ -219,16 +218,11 @@ class Turn:
 
 @dataclass
 class Memory:
-    """The current content of a conversation.
+    """The current content of a conversation."""
 
-    Attributes:
-        messages: in the format of chat templates; None if only the state is known.
-        read: ids in the cache; None if only the state is known. unread: generated ids that are not in the cache yet.
-    """
-
-    messages: list[dict[str, str]] | None = field(default_factory=list)
-    read: list[int] | None = field(default_factory=list)
-    unread: list[int] = field(default_factory=list)
+    messages: list[dict[str, str]] | None = field(default_factory=list)  # for templates; None if only the state is known
+    read: list[int] | None = field(default_factory=list)  # ids in the cache; None if only the state is known
+    unread: list[int] = field(default_factory=list)  # generated ids that are not in the cache yet
     cache: Cache | None = None
 
 
@@ -260,15 +254,7 @@ class _Stop(StoppingCriteria):
 
 
 class Conversation:
-    """A conversation of a user and a model that can be rewound, branched and saved.
-
-    Args:
-        arguments: keyword arguments of `generate`. system: the system message, or None.
-
-    Attributes:
-        memory: what the model has read. before: the memory before each of the last turns, for `rewind`.
-        forgets: whether some turns can no longer be taken back.
-    """
+    """A conversation of a user and a model that can be rewound, branched and saved. `arguments`: of `generate`."""
 
     def __init__(
         self,
@@ -279,8 +265,8 @@ class Conversation:
     ) -> None:
         self.model, self.tokenizer, self.arguments = model, tokenizer, arguments
         self.memory = Memory([] if system is None else [{"role": "system", "content": system}])
-        self.before: deque[Memory] = deque(maxlen=REWINDS)
-        self.forgets = False
+        self.before: deque[Memory] = deque(maxlen=REWINDS)  # the memory before each of the last turns
+        self.forgets = False  # whether some turns can no longer be taken back
         ends = model.generation_config.eos_token_id
         self.ends = {ends} if isinstance(ends, int) else set(ends or ())
 
@@ -292,11 +278,7 @@ class Conversation:
     def say(
         self, text: str, write: Callable[[str], object] = lambda piece: None, stop: Callable[[], bool] = lambda: False
     ) -> Turn:
-        """Returns the model's answer, and passes each piece of it to `write` as soon as the piece is final.
-
-        Args:
-            stop: called after every token; the answer ends if it returns True.
-        """
+        """Returns the model's answer, whose pieces are passed to `write`. It ends when `stop()`, after a token, is True."""
         memory = copy.deepcopy(self.memory)
         new = memory.unread + self._ids_of(text, memory)
         arguments, past = self.arguments | {"stopping_criteria": StoppingCriteriaList([_Stop(stop)])}, 0
