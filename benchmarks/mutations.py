@@ -48,6 +48,9 @@ TESTS = {
     "retnet_hf/vision/modeling_rmt": "rmt vision_promises",
     "retnet_hf/vision/image_processing": "image_processing",
     "retnet_hf/conversion/vir": "conversion_vir",
+    "retnet_hf/conversion/rmt": "conversion_rmt",
+    "retnet_hf/conversion/poolformer": "conversion_poolformer",
+    "retnet_hf/linearization/": "linearization linearization_report linearization_training",
     "retnet_hf/vision/": "vir rmt metaformer vision_blocks vision_promises",
     "retnet_hf/conversion/": "conversion_golden conversion_retnet conversion_writers conversion_family conversion_families",
 }
