@@ -35,7 +35,7 @@ TESTS = {
     "retnet_hf/ops/": "plan padding packing positions encoder absent_tokens devices",
     "retnet_hf/state/packed_documents": "packed_states",
     "retnet_hf/state/": "state state_algebra stream_state outputs packed_states",
-    "retnet_hf/retnet/configuration": "configuration conversion_retnet",
+    "retnet_hf/retnet/configuration": "configuration conversion_golden",
     "retnet_hf/streams/": "multi_scale_retention stream_state",
     "retnet_hf/retnet/": "modeling outputs training state padding generation long_sequences positions linear_cross_entropy",
     "retnet_hf/modules/": "modeling positions precision stream_state cuda_graphs",
@@ -47,10 +47,13 @@ TESTS = {
     "retnet_hf/vision/modeling_rmt": "rmt vision_promises",
     "retnet_hf/vision/image_processing": "image_processing",
     "retnet_hf/conversion/vir": "conversion_vir",
+    "retnet_hf/conversion/rmt": "conversion_rmt",
+    "retnet_hf/conversion/poolformer": "conversion_poolformer",
+    "retnet_hf/linearization/": "linearization linearization_report linearization_training",
     "retnet_hf/vision/": "vir rmt metaformer vision_blocks vision_promises",
     "retnet_hf/cpu/": "decoding_programs prompt_programs decoding_products serving_limits",
     "retnet_hf/cli/": "cli_chat cli_tools cli",
-    "retnet_hf/conversion/": "conversion_retnet conversion_writers conversion_family conversion_families conversion_ling",
+    "retnet_hf/conversion/": "conversion_golden conversion_retnet conversion_writers conversion_family conversion_families",
 }
 COMPARISONS = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},

@@ -1,9 +1,10 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: F401
 """Linearization of a pretrained transformer into a RetNet: transfer of its weights, and training that recovers the loss.
 
 from retnet_hf.linearization import AlignmentTrainer, measure_heads, prepare_for_alignment, transfer
 
-The modules `measures`, `recall`, `parts_switched_off` and `what_was_kept` measure the loss of a model.
+The modules `measures`, `recall` and `what_was_kept` measure the loss of a model.
 """
 
 from .alignment import AlignmentTrainer, LayersBefore, align, prepare_for_alignment
@@ -11,30 +12,4 @@ from .distillation import DistillationTrainer, StoredTeacher, divergence_from, p
 from .gguf import gguf_file, unpacked
 from .kept_layers import costliest_layers, layer_costs, spread_layers
 from .reach_of_heads import HeadMeasures, measure_heads
-from .teachers import SOURCES, SourceError, softmax_config
-from .transfer import linearized_config, transfer
-
-
-__all__ = [
-    "SOURCES",
-    "AlignmentTrainer",
-    "DistillationTrainer",
-    "HeadMeasures",
-    "LayersBefore",
-    "SourceError",
-    "StoredTeacher",
-    "align",
-    "costliest_layers",
-    "divergence_from",
-    "gguf_file",
-    "layer_costs",
-    "linearized_config",
-    "measure_heads",
-    "prepare_for_alignment",
-    "prepare_for_distillation",
-    "softmax_config",
-    "spread_layers",
-    "store_teacher",
-    "transfer",
-    "unpacked",
-]
+from .transfer import SOURCES, SourceError, linearized_config, softmax_config, transfer

@@ -1,8 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Stage 1: each layer learns to compute the output of the attention that it replaces, from the transformer's own inputs.
 
-Layers do not see each other's errors, no logits are needed, and a layer's activations are freed after its backward pass. In
-addition to the two models, memory holds a single layer's activations, for any number of layers.
+A layer's activations are freed after its backward pass, so that memory holds those of a single layer.
 """
 
 import copy
@@ -58,9 +57,8 @@ def align(
 
         return hook
 
-    handles = [
-        teacher.model.layers[index].self_attn.register_forward_hook(compare(index), with_kwargs=True) for index in layers
-    ]
+    attentions = {index: teacher.model.layers[index].self_attn for index in layers}
+    handles = [each.register_forward_hook(compare(index), with_kwargs=True) for index, each in attentions.items()]
     try:
         with torch.no_grad():
             teacher.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)

@@ -12,10 +12,11 @@ import tempfile
 from pathlib import Path
 
 import torch
+import transformers
 from huggingface_hub import ModelCard, ModelCardData, constants
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .teachers import SourceError
+from .transfer import SourceError
 
 
 PACKAGE = "package:"
@@ -65,13 +66,16 @@ def unpacked(file: Path) -> Path:
 
 def _unpack(file: Path, folder: Path) -> None:
     try:
-        import gguf  # noqa: F401  # transformers reads the file with it
+        import gguf  # transformers reads the file with it, too
     except ImportError as error:
         raise SourceError("reading a GGUF file needs the package gguf: pip install gguf") from error
     try:
+        # Versions of transformers without GgufConfig always dequantise.
+        gguf_config = getattr(transformers, "GgufConfig", None)
+        dequantised = {"quantization_config": gguf_config(dequantize=True)} if gguf_config else {}
         read = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
         read_model = functools.partial(AutoModelForCausalLM.from_pretrained, dtype=torch.bfloat16, output_loading_info=True)
-        model, report = read_model(file.parent, **_dequantised(), **read)
+        model, report = read_model(file.parent, **dequantised, **read)
         missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **read)
         turn = end_of_turn(tokenizer)
@@ -84,18 +88,10 @@ def _unpack(file: Path, folder: Path) -> None:
     plain.generation_config.eos_token_id = sorted(ends) if len(ends) > 1 else next(iter(ends), None)
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    licence = _licence(file)
+    field = gguf.GGUFReader(file).get_field("general.license")
+    licence = None if field is None else str(field.contents())
     card = ModelCard(f"---\n{ModelCardData(license=licence).to_yaml()}\n---\n\nThe weights of {file.name}, dequantised.\n")
     card.save(folder / "README.md")
-
-
-def _dequantised() -> dict[str, object]:
-    """Returns arguments with which transformers dequantises. Versions without the option always dequantise."""
-    try:
-        from transformers import GgufConfig
-    except ImportError:
-        return {}
-    return {"quantization_config": GgufConfig(dequantize=True)}
 
 
 def without_marks(model: PreTrainedModel) -> PreTrainedModel:
@@ -118,19 +114,10 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Returns the special token that follows an answer in the chat template, or None."""
     if tokenizer.chat_template is None:
         return None
-    answer = "answer"
-    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
-    _, found, rest = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(answer)
+    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+    _, found, rest = tokenizer.apply_chat_template(turns, tokenize=False).rpartition("answer")
     if not found:
         return None
     following = tokenizer(rest, add_special_tokens=False)["input_ids"]
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     return next((token for token in following if token in special), None)
-
-
-def _licence(file: Path) -> str | None:
-    """Returns the licence that the file states, or None."""
-    from gguf import GGUFReader
-
-    field = GGUFReader(file).get_field("general.license")
-    return None if field is None else str(field.contents())

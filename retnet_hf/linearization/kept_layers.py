@@ -20,23 +20,19 @@ WINDOW, SINKS = 64, 4  # used to measure the cost of layers
 COMPARED = 512  # distributions are compared at this many equally spaced tokens of a text
 
 
-def _count(layers: int, share: float) -> int:
-    """Returns the number of layers in a share: at least one, and never all."""
-    return min(layers - 1, max(1, round(share * layers)))
-
-
 def spread_layers(layers: int, share: float) -> list[int]:
     """Returns a share of the layers, equally spaced, including the last: a quarter of 8 layers is 3 and 7.
 
     The hybrid in the paper's later version also has one layer of attention after every three of retention.
     """
-    count = _count(layers, share)
+    count = min(layers - 1, max(1, round(share * layers)))
     return [layers * (place + 1) // count - 1 for place in range(count)]
 
 
 def costliest_layers(costs: Mapping[int, float], share: float) -> list[int]:
-    """Returns the share of the layers with the highest costs."""
-    return sorted(sorted(costs, key=costs.__getitem__, reverse=True)[: _count(len(costs), share)])
+    """Returns the share of the layers with the highest costs: at least one, and never all."""
+    count = min(len(costs) - 1, max(1, round(share * len(costs))))
+    return sorted(sorted(costs, key=costs.__getitem__, reverse=True)[:count])
 
 
 @torch.no_grad()

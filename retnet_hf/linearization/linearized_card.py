@@ -11,35 +11,43 @@ from .what_was_kept import Report, is_worse
 def markdown(report: Report) -> str:
     """Returns the report as sections of a model card."""
     teacher, student = report.teacher, report.student
+
+    def compared(name: str, theirs: float, ours: float, number: str, difference: str) -> str:
+        """Returns a row of the first table."""
+        return f"| {name} | {theirs:{number}} | {ours:{number}} | {difference} |"
+
     rows = []
     for length, theirs in teacher.perplexity.items():
-        ours = student.perplexity[length]
         beyond = " (*)" if report.positions is not None and length > report.positions else ""
-        name = f"perplexity, blocks of {length:,} tokens{beyond}"
-        rows.append((name, f"{theirs:.2f}", f"{ours:.2f}", f"{ours / theirs:.3f}"))
+        ours, name = student.perplexity[length], f"perplexity, blocks of {length:,} tokens{beyond}"
+        rows.append(compared(name, theirs, ours, ".2f", f"{ours / theirs:.3f}"))
     for name, theirs, ours in (
         ("loss of the second token of a repeated pair (AR-Hit)", teacher.repeated_loss, student.repeated_loss),
         ("loss of all other tokens (First-Occur)", teacher.first_loss, student.first_loss),
     ):
         if theirs is not None and ours is not None:
-            rows.append((name, f"{theirs:.3f}", f"{ours:.3f}", f"{ours - theirs:+.3f}"))
+            rows.append(compared(name, theirs, ours, ".3f", f"{ours - theirs:+.3f}"))
     for name, theirs in teacher.by_text.items():
         ours, unseen = student.by_text[name], " (not used in training)" if name in report.unseen else ""
-        rows.append((f"perplexity of `{name}`{unseen}", f"{theirs:.2f}", f"{ours:.2f}", f"{ours / theirs:.3f}"))
+        rows.append(compared(f"perplexity of `{name}`{unseen}", theirs, ours, ".2f", f"{ours / theirs:.3f}"))
     for place, theirs in teacher.by_position.items():
         ours = student.by_position[place]
-        rows.append((f"perplexity of tokens {place} of a block", f"{theirs:.2f}", f"{ours:.2f}", f"{ours / theirs:.3f}"))
-    for pairs, theirs in teacher.associative_recall.items():
-        rows.append((f"{pairs} pairs of tokens recalled", *_shares(theirs, student.associative_recall[pairs])))
-    for length, theirs in teacher.needle_recall.items():
-        rows.append((f"a needle in {length:,} tokens found", *_shares(theirs, student.needle_recall[length])))
+        rows.append(compared(f"perplexity of tokens {place} of a block", theirs, ours, ".2f", f"{ours / theirs:.3f}"))
+    recalled = [
+        (f"{pairs} pairs of tokens recalled", share, student.associative_recall[pairs])
+        for pairs, share in teacher.associative_recall.items()
+    ]
+    recalled += [
+        (f"a needle in {length:,} tokens found", share, student.needle_recall[length])
+        for length, share in teacher.needle_recall.items()
+    ]
+    rows += [compared(*each, ".0%", f"{100 * each[2] - 100 * each[1]:+.0f} points") for each in recalled]
     for length, theirs in teacher.cache_bytes.items():
-        ours = student.cache_bytes[length]
-        name = f"state or cache after {length:,} tokens, MB"
-        rows.append((name, f"{theirs / 1e6:.3f}", f"{ours / 1e6:.3f}", f"{ours / theirs:.2f}"))
+        ours, name = student.cache_bytes[length], f"state or cache after {length:,} tokens, MB"
+        rows.append(compared(name, theirs / 1e6, ours / 1e6, ".3f", f"{ours / theirs:.2f}"))
     for length, theirs in teacher.tokens_per_second.items():
         ours = student.tokens_per_second[length]
-        rows.append((f"tokens/s after {length:,} tokens", f"{theirs:,.0f}", f"{ours:,.0f}", f"{ours / theirs:.2f}"))
+        rows.append(compared(f"tokens/s after {length:,} tokens", theirs, ours, ",.0f", f"{ours / theirs:.2f}"))
     lines = [
         "",
         "## Origin",
@@ -50,7 +58,7 @@ def markdown(report: Report) -> str:
         "",
         "| | source | this model | ratio or difference |",
         "|---|---:|---:|---:|",
-        *(f"| {' | '.join(row)} |" for row in rows),
+        *rows,
         "",
         *(
             [f"(*) Longer than the {report.positions:,} positions that the source was made for. There, it fails itself."]
@@ -80,21 +88,16 @@ def markdown(report: Report) -> str:
         lines += [f"| {' | '.join(row)} |" for row in rows]
     for stage in report.trainings:
         if is_worse(stage.before, stage.after):
-            lines += [
-                "",
-                f"**The stage {stage.name} made the model worse**: it may need more steps, or a lower learning rate.",
-            ]
+            sentence = f"**The stage {stage.name} made the model worse**: it may need more steps, or a lower learning rate."
+            lines += ["", sentence]
     if report.layer_costs:
-        lines += [
-            "",
-            "Loss of the model if a layer sees only a window, in nats. Layers with a star kept their attention:",
-        ]
-        lines += ["", "```text", *cost_bars(report.layer_costs, report.layer_errors), "```"]
+        sentence = "Loss of the model if a layer sees only a window, in nats. Layers with a star kept their attention:"
+        lines += ["", sentence, "", "```text", *cost_bars(report.layer_costs, report.layer_errors), "```"]
     if report.layer_errors:
         worst = sorted(report.layer_errors, key=report.layer_errors.get, reverse=True)
         named = ", ".join(f"{layer} ({report.layer_errors[layer]:.2f})" for layer in worst[:8])
-        named = f"{named} (measured on training text)"
-        lines += ["", f"Squared error of layers relative to the attention that they replaced, largest first: {named}."]
+        lines += ["", "Squared error of layers relative to the attention that they replaced, largest first: "]
+        lines[-1] += f"{named} (measured on training text)."
     return "\n".join(lines) + "\n"
 
 
@@ -105,10 +108,6 @@ def cost_bars(costs: Mapping[int, float], replaced: Collection[int], width: int 
         f"{' ' if layer in replaced else '*'}{layer:3} {cost:7.3f} {'█' * round(width * max(cost, 0.0) / longest)}".rstrip()
         for layer, cost in costs.items()
     ]
-
-
-def _shares(theirs: float, ours: float) -> tuple[str, str, str]:
-    return f"{theirs:.0%}", f"{ours:.0%}", f"{100 * ours - 100 * theirs:+.0f} points"
 
 
 def _recall_sentences(report: Report) -> list[str]:

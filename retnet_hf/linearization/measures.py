@@ -95,13 +95,5 @@ def score(losses_of: Callable[[Tensor], Tensor], stream: Tensor, length: int, mo
     loss = torch.cat([losses_of(batch) for batch in blocks.split(max(1, 4096 // length))])
     repeated = repeats(blocks)
     edges = edges_of(length)
-
-    def mean_of(kind: Tensor) -> float | None:
-        return loss[kind].mean().item() if bool(kind.any()) else None
-
-    return Scores(
-        loss.mean().item(),
-        mean_of(repeated),
-        mean_of(~repeated),
-        [loss[:, first:last].mean().item() for first, last in zip(edges, edges[1:])],
-    )
+    means = [loss[kind].mean().item() if bool(kind.any()) else None for kind in (repeated, ~repeated)]
+    return Scores(loss.mean().item(), *means, [loss[:, first:last].mean().item() for first, last in zip(edges, edges[1:])])

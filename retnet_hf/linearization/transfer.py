@@ -5,18 +5,74 @@ import copy
 from collections.abc import Collection
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
 from retnet_hf.arguments.checks import scheduled_decays
 from retnet_hf.retnet.configuration_retnet import OF_HYBRIDS
 
 from .reach_of_heads import HeadMeasures
-from .teachers import SourceError, softmax_config
 
 
 NAMES = {"input_layernorm": "retention_norm", "post_attention_layernorm": "mlp_norm"}
+# Maps a model_type to fields: whether queries, keys and values have biases, and whether heads are normalised.
+SOURCES: dict[str, dict[str, bool]] = {
+    "llama": {"qkv_bias": False, "use_qk_norm": False},
+    "mistral": {"qkv_bias": False, "use_qk_norm": False},
+    "qwen2": {"qkv_bias": True, "use_qk_norm": False},
+    "qwen3": {"qkv_bias": False, "use_qk_norm": True},
+}
+
+
+class SourceError(ValueError):
+    """Raised for a model that cannot be linearized. The message is a sentence."""
+
+
+def softmax_config(source: PreTrainedConfig) -> RetNetHybridConfig:
+    """Returns the configuration of the same function, with softmax attention in every layer.
+
+    Raises:
+        SourceError: for another type of model, or a model with a part that RetNet does not have.
+    """
+    kind = source.model_type
+    if kind not in SOURCES:
+        raise SourceError(
+            f"a model of model_type {kind!r} cannot be linearized. Supported are {', '.join(SOURCES)}, without mixtures of "
+            "experts."
+        )
+    if quantised := getattr(source, "quantization_config", None):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
+        raise SourceError(f"the model's weights are quantised ({method}): linearization needs full or half precision.")
+    for field in ("attention_bias", "mlp_bias"):
+        if getattr(source, field, False):
+            raise SourceError(f"{field} must be False for linearization: RetNetConfig has no such biases.")
+    heads = source.num_attention_heads
+    head_dim = getattr(source, "head_dim", None) or source.hidden_size // heads
+    if kind == "mistral":
+        layer_types = ["full_attention" if source.sliding_window is None else "sliding_attention"] * source.num_hidden_layers
+    else:
+        layer_types = list(getattr(source, "layer_types", None) or ["full_attention"] * source.num_hidden_layers)
+    expansion = heads * head_dim / source.hidden_size
+    fields = {
+        "key_expansion": expansion,
+        "value_expansion": expansion,
+        "layer_types": layer_types,
+        "sliding_window": source.sliding_window if "sliding_attention" in layer_types else None,
+        "rope_parameters": dict(source.rope_parameters),
+        "initialization": "normal",
+        **SOURCES[kind],
+    }
+    same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    same += ("intermediate_size", "hidden_act", "rms_norm_eps", "max_position_embeddings", "initializer_range")
+    same += ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+    try:
+        return RetNetHybridConfig(**{field: getattr(source, field) for field in same}, **fields)
+    except (StrictDataclassError, ValueError) as error:
+        cause = error.__cause__ or error
+        raise SourceError(f"this {kind} model cannot be linearized: {cause}") from error
 
 
 def decays_by_distance(
@@ -124,9 +180,7 @@ def transfer(
     Raises:
         SourceError: if the model cannot be linearized.
     """
-    softmax = softmax_config(source.config)
-    layers = range(softmax.num_hidden_layers)
-    config = softmax
+    config = softmax = softmax_config(source.config)
     if kept is not None:
         options = (schedule, decay_range, gate_act, window, measures, share_states, sinks, sink_distance)
         config = linearized_config(softmax, kept, *options)
@@ -134,10 +188,8 @@ def transfer(
         model = (RetNetHybridForCausalLM if config.is_hybrid else RetNetForCausalLM)(config)
     model = model.to_empty(device=source.device)
     for mine, theirs in zip(model.model.layers, source.model.layers, strict=True):
-        mixer = mine.mixer
-        names = ["q_proj", "k_proj", "v_proj", "o_proj", *(["q_norm", "k_norm"] if config.use_qk_norm else [])]
-        for name in names:
-            _copy(getattr(mixer, name), getattr(theirs.self_attn, name))
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj", *(("q_norm", "k_norm") if config.use_qk_norm else ())):
+            _copy(getattr(mine.mixer, name), getattr(theirs.self_attn, name))
         for name in ("gate_proj", "up_proj", "down_proj"):
             _copy(getattr(mine.mlp, name), getattr(theirs.mlp, name))
         for before, after in NAMES.items():
@@ -149,9 +201,17 @@ def transfer(
     model.init_weights()  # initialises modules without a counterpart
     model.to(source.dtype)
 
-    for layer in layers:
-        if config.layer_types[layer] == "linear_attention":
-            _calibrate(model, layer, measures)
+    heads = config.num_attention_heads
+    for index, layer in enumerate(model.model.layers):
+        if config.layer_types[index] != "linear_attention":
+            continue
+        # The output projection compensates for the effect of norm and gate on the size of a head's output.
+        factor = torch.ones(heads, dtype=torch.float64) if measures is None else measures.rms[index]
+        if config.output_gate_act == "sigmoid":
+            layer.retention.g_proj.weight.zero_()
+            factor = 2 * factor
+        weight = layer.retention.o_proj.weight  # (D, H V)
+        weight.copy_((weight.unflatten(1, (heads, -1)) * factor.to(weight)[:, None]).flatten(1))
     model.generation_config = copy.deepcopy(source.generation_config)
     return model.eval()
 
@@ -161,15 +221,3 @@ def _copy(mine: nn.Module, theirs: nn.Module) -> None:
     mine.load_state_dict(theirs.state_dict())
     for parameter in mine.parameters():
         parameter._is_hf_initialized = True  # transformers then does not initialise it
-
-
-def _calibrate(model: RetNetForCausalLM, layer: int, measures: HeadMeasures | None) -> None:
-    """Multiplies the output projection to compensate for the effect of norm and gate on the size of a head's output."""
-    retention, config = model.model.layers[layer].retention, model.config
-    factor = torch.ones(config.num_attention_heads, dtype=torch.float64) if measures is None else measures.rms[layer]
-    if config.output_gate_act == "sigmoid":
-        retention.g_proj.weight.zero_()
-        factor = 2 * factor
-    weight = retention.o_proj.weight  # (D, H V)
-    by_head = weight.unflatten(1, (config.num_attention_heads, -1)) * factor.to(weight)[:, None]
-    weight.copy_(by_head.flatten(1))

@@ -3,18 +3,18 @@
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from retnet_hf import RetNetForCausalLM, RetNetState
 from retnet_hf.retnet.generation_retnet import CACHE
 
 from .measures import SCORED_TOKENS, edges_of, losses_of, mean_divergence, perplexity, score
-from .parts_switched_off import parts_of, switched_off
 from .recall import CHOICES, CUE, NEEDLE, NEEDLES, SEQUENCES, associative_recall, needle_recall
 
 
@@ -76,64 +76,39 @@ def is_worse(before: float, after: float) -> bool:
 
 @dataclass
 class Training:
-    """A stage of training.
-
-    Attributes:
-        figure: name and unit of its loss.
-        before, after: the loss on the held-out text.
-        rate: the highest learning rate.
-    """
+    """A stage of training."""
 
     name: str
-    figure: str
+    figure: str  # name and unit of its loss
     steps: int
     tokens: int
     seconds: float | None  # None if it was interrupted
-    before: float
+    before: float  # the loss on the held-out text, and the next one, too
     after: float
-    rate: float
+    rate: float  # the highest learning rate
 
 
 @dataclass
 class Report:
-    """A linearized model compared with its source.
-
-    Attributes:
-        positions: number of positions that the source supports; None if unknown.
-        options: options of the command that differ from the defaults.
-        read: number of first tokens of the texts that were used for training and held out.
-        held_out: number of tokens on which both models are measured, not used in training.
-        divergence: divergence of this model from the source on the held-out tokens, in nats.
-        without: perplexity of this model with a part switched off, in blocks of four times the trained length.
-        unseen: texts that were not used in training.
-        answers: tuples of a prompt, the source's continuation, and this model's continuation.
-        extent: how much was measured.
-    """
+    """A linearized model compared with its source."""
 
     source: str
-    positions: int | None
-    options: str
+    positions: int | None  # number of positions that the source supports; None if unknown
+    options: str  # of the command, that differ from the defaults
     texts: list[str]
-    read: int
+    read: int  # number of first tokens of the texts that were used for training and held out
     block_size: int
-    held_out: int
+    held_out: int  # number of tokens on which both models are measured, not used in training
     teacher: Measures
     student: Measures
     layer_errors: dict[int, float]  # errors of the replaced layers
     trainings: list[Training]
     layer_costs: dict[int, float] = field(default_factory=dict)  # costs of all layers, if kept layers were chosen by cost
-    divergence: float | None = None
-    without: dict[str, float] = field(default_factory=dict)
-    unseen: list[str] = field(default_factory=list)
-    answers: list[tuple[str, str, str]] = field(default_factory=list)
-    extent: Extent = Extent()
-
-
-def cache_bytes(cache: Cache) -> int:
-    """Returns the size of a cache or state in bytes."""
-    if isinstance(cache, RetNetState):
-        return cache.nbytes
-    return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))
+    divergence: float | None = None  # of this model from the source on the held-out tokens, in nats
+    without: dict[str, float] = field(default_factory=dict)  # perplexity with a part switched off, as `by_text`
+    unseen: list[str] = field(default_factory=list)  # texts that were not used in training
+    answers: list[tuple[str, str, str]] = field(default_factory=list)  # prompt, the source's continuation, and this model's
+    extent: Extent = Extent()  # how much was measured
 
 
 def recalled_vocabulary(stream: Tensor, special_ids: Collection[int] = ()) -> Tensor:
@@ -200,6 +175,30 @@ def measure_texts(
             measures.by_text[name] = perplexity_of(model, stream, block_size, extent.tokens // len(texts))
 
 
+def parts_of(model: RetNetForCausalLM) -> list[str]:
+    """Returns the parts of the model that can be switched off, from "sinks" and "kept layers"."""
+    config = model.config
+    sinks = config.is_hybrid and config.attention_sinks
+    kept = config.is_hybrid and "full_attention" in config.layer_types and config.sliding_window
+    return [part for part, found in (("sinks", sinks), ("kept layers", kept)) if found]
+
+
+@contextmanager
+def switched_off(model: RetNetForCausalLM, part: str) -> Iterator[None]:
+    """Switches off a part of the model within a `with` block. Without "kept layers", these layers have the window, too."""
+    config = model.config
+    changes = {"attention_sinks": 0}
+    if part == "kept layers":
+        kinds = ["sliding_attention" if kind == "full_attention" else kind for kind in config.layer_types]
+        changes = {"layer_types": kinds}
+    earlier = {name: getattr(config, name) for name in changes}
+    vars(config).update(changes)  # without checks, since the configuration is restored afterwards
+    try:
+        yield
+    finally:
+        vars(config).update(earlier)
+
+
 def measure_parts(model: RetNetForCausalLM, stream: Tensor, block_size: int, extent: Extent = Extent()) -> dict[str, float]:
     """Returns `perplexity_of` the whole model ("nothing" is switched off), and of the model without each part."""
     parts = parts_of(model)
@@ -252,4 +251,6 @@ def _decoding(model: PreTrainedModel, ids: Tensor) -> tuple[int, Callable[[], No
             token = model(token, use_cache=True, **{CACHE: cache}).logits[:, -1:].argmax(-1)
         token.item()
 
-    return cache_bytes(cache), decode
+    if isinstance(cache, RetNetState):
+        return cache.nbytes, decode
+    return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values)), decode

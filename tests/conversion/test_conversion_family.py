@@ -66,14 +66,11 @@ def test_the_same_rows_write_it_and_the_model_is_read_back():
     assert content.items() >= {"model_type": "table", "architectures": ["TableForCausalLM"], "heads": 4, "inner": 2}.items()
     assert content.items() >= {"activation": "gelu", "scale": 3.0, "bias": False}.items()
     assert "cap" not in content  # None is what an absent key says
+    assert TABLE.write(model_of())[1]["activation"] == "silu"  # the last of two values with one meaning
     assert "model.layers.1.mixer.q_proj.weight" in state_dict
     again = TABLE.read(state_dict, content)
     assert again.config.state_fingerprint == model.config.state_fingerprint
     assert all(torch.equal(again.state_dict()[name], value) for name, value in model.state_dict().items())
-
-
-def test_of_two_values_with_one_meaning_the_last_is_written():
-    assert TABLE.write(model_of())[1]["activation"] == "silu"
 
 
 @pytest.mark.parametrize(
@@ -126,12 +123,14 @@ def test_a_tied_head_that_a_checkpoint_has_twice_is_read_and_must_be_equal():
         TABLE.read(state_dict | {"lm_head.weight": head["lm_head.weight"] + 1}, content)
 
 
-def test_a_checkpoint_without_a_config_json_is_recognised_by_its_names_and_refused():
+def test_a_checkpoint_without_a_config_json_is_recognised_by_its_names_and_refused_and_so_is_a_plain_model():
     state_dict, _ = TABLE.write(model_of())
     assert TABLE.recognises(state_dict, None)
     assert TABLE.recognises((), {"model_type": "table_2"})
     with pytest.raises(CheckpointError, match="the format table needs a config.json next to the weights"):
         TABLE.plan({}, None)
+    with pytest.raises(ValueError, match="the format table needs a RetNetHybridForCausalLM, got a RetNetForCausalLM"):
+        TABLE.write(small_model())
 
 
 def test_the_model_types_of_all_families_are_registered():

@@ -9,50 +9,36 @@ import torch
 from changed_fields import CHANGES
 from small_models import DIALECTS, FAMILIES, random_ids, shake, small_config
 
-from retnet_hf import (
-    RetNetConfig,
-    RetNetForCausalLM,
-    RetNetHybridConfig,
-    RetNetHybridForCausalLM,
-)
-from retnet_hf.conversion import (
-    fla,
-    hypenet,
-    ling,
-    minicpm_sala,
-    minimax,
-    ring,
-    ring_lite,
-    syncdoth,
-    torchscale,
-    transnormer,
-)
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
+from retnet_hf.conversion import minimax, ring
 from retnet_hf.conversion.foreign_config import decays_with_factors
+from retnet_hf.conversion.formats import FORMATS
 from retnet_hf.conversion.transnormer import EPSILON
 
 
 CONFIGS = (RetNetConfig, RetNetHybridConfig)
 DEEP = {"decay_schedule": "power_of_two", "residual_multiplier": 4**0.25}
+FROM_0 = decays_with_factors("alibi", 4, ring.depth_factors(3, 0))
 # for each writer, a model that it takes
 TAKEN = {
-    fla: DIALECTS["fla"],
-    torchscale: DIALECTS["torchscale"] | DEEP,
-    syncdoth: DIALECTS["torchscale"] | DEEP,
-    hypenet: FAMILIES["hypenet"],
-    minicpm_sala: FAMILIES["hypenet"] | {"attention_use_qk_norm": False, "attention_log_base": None},
-    minimax: FAMILIES["minimax"]
+    "fla": DIALECTS["fla"],
+    "torchscale": DIALECTS["torchscale"] | DEEP,
+    "syncdoth": DIALECTS["torchscale"] | DEEP,
+    "hypenet": FAMILIES["hypenet"],
+    "minicpm_sala": FAMILIES["hypenet"] | {"attention_use_qk_norm": False, "attention_log_base": None},
+    "minimax": FAMILIES["minimax"]
     | {"decay_schedule": decays_with_factors("alibi", 4, minimax.depth_factors(3)), "head_norm_eps": 1e-6 / 8},
-    transnormer: FAMILIES["transnormer"]
+    "transnormer": FAMILIES["transnormer"]
     | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(2, 0)), "rms_norm_eps": EPSILON}
     | {"head_norm_eps": EPSILON / 8},
-    ring: FAMILIES["ring"] | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3))},
-    ring_lite: FAMILIES["ring"]
-    | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3, 0))}
+    "ring": FAMILIES["ring"] | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3))},
+    "ring_lite": FAMILIES["ring"]
+    | {"decay_schedule": FROM_0}
     | {"head_norm_groups": 1, "use_qk_norm": False}
     | {"router_act": "softmax", "use_router_bias": False, "n_group": None, "topk_group": None, "routed_scaling_factor": 1.0}
     | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-    ling: FAMILIES["ring"]
-    | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3, 0)), "attention_num_key_value_heads": None}
+    "ling": FAMILIES["ring"]
+    | {"decay_schedule": FROM_0, "attention_num_key_value_heads": None}
     | {"kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4},
 }
 # other values than those that change a fingerprint: what REVIEW found, and fields without an effect of their own
@@ -85,21 +71,25 @@ def model_of(fields: dict) -> RetNetForCausalLM | None:
     return model
 
 
+def read_back(name: str, state_dict: dict, config: dict) -> RetNetForCausalLM:
+    weights = {key: tensor.clone() for key, tensor in state_dict.items()}
+    return getattr(FORMATS[name], f"from_{name}")(weights, json.loads(json.dumps(config))).eval()
+
+
 @pytest.mark.parametrize("field", [name for kind in CONFIGS for name in inspect.get_annotations(kind)])
-@pytest.mark.parametrize("form", TAKEN, ids=lambda form: form.NAME)
-def test_a_field_is_written_so_that_it_reads_back_or_refused(form, field):
-    write, read = getattr(form, f"to_{form.NAME}"), getattr(form, f"from_{form.NAME}")
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_field_is_written_so_that_it_reads_back_or_refused(name, field):
     changed = CHANGES.get(field, ())
     value, others = changed if isinstance(changed, tuple) and changed else (changed, {})
     for each in ([] if changed == () else [value]) + FURTHER.get(field, []):
-        model = model_of(TAKEN[form] | others | {field: each})
+        model = model_of(TAKEN[name] | others | {field: each})
         if model is None:
             continue
         try:
-            state_dict, config = write(model)
+            written = getattr(FORMATS[name], f"to_{name}")(model)
         except ValueError:
             continue
-        again = read({name: tensor.clone() for name, tensor in state_dict.items()}, json.loads(json.dumps(config))).eval()
+        again = read_back(name, *written)
         if getattr(again.config, "num_experts", None):
             again.set_experts_implementation("eager")
         ids = random_ids(2, 20) % model.config.vocab_size
@@ -108,9 +98,8 @@ def test_a_field_is_written_so_that_it_reads_back_or_refused(form, field):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("form", TAKEN, ids=lambda form: form.NAME)
-def test_every_writer_takes_the_model_that_its_fields_are_changed_from(form):
-    model = model_of(TAKEN[form])
-    state_dict, config = getattr(form, f"to_{form.NAME}")(model)
-    again = getattr(form, f"from_{form.NAME}")(state_dict, json.loads(json.dumps(config)))
-    assert again.config.state_fingerprint == model.config.state_fingerprint
+@pytest.mark.parametrize("name", TAKEN)
+def test_every_writer_takes_the_model_that_its_fields_are_changed_from(name):
+    model = model_of(TAKEN[name])
+    written = getattr(FORMATS[name], f"to_{name}")(model)
+    assert read_back(name, *written).config.state_fingerprint == model.config.state_fingerprint

@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 import torch
-from small_models import VOCAB_SIZE, close, random_ids, rounding, small_model
+from small_models import close, random_ids, rounding
 from transformer_sources import SIZES, SOURCES, source_of
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, TrainingArguments
+from transformers import LlamaConfig, MixtralConfig, TrainingArguments
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
 from retnet_hf.linearization import (
@@ -28,7 +28,7 @@ from retnet_hf.linearization import (
 )
 from retnet_hf.linearization.distillation import divergence, divergence_of_top
 from retnet_hf.linearization.reach_of_heads import attention_implementation
-from retnet_hf.linearization.transfer import _copy, decays_by_distance
+from retnet_hf.linearization.transfer import decays_by_distance
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_a_model_of_half_precision_stays_one():
     source = source_of("Qwen3").bfloat16()
     model, ids = transfer(source), random_ids(2, 20)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    close(model(ids).logits.float(), source(ids).logits.float(), 4 * rounding(32, torch.bfloat16))
+    torch.testing.assert_close(model(ids).logits.float(), source(ids).logits.float(), rtol=0, atol=0.3)
 
 
 def test_a_linearized_model_is_saved_and_loaded(tmp_path):
@@ -77,6 +77,13 @@ def test_layers_that_are_kept_compute_what_they_did():
     model.model.layers[0].retention.register_forward_hook(lambda _, __, output: (right[0], *output[1:]))
     close(model(ids).logits, expected, 40 * rounding(32))
 
+    source, wanted, found = source_of("Mistral"), [], []
+    model = transfer(source, kept=[0])
+    source.model.layers[0].self_attn.register_forward_hook(lambda _, __, output: wanted.append(output[0]))
+    model.model.layers[0].attention.register_forward_hook(lambda _, __, output: found.append(output[0]))
+    source(ids), model(ids)
+    close(found[0], wanted[0], 40 * rounding(32))
+
 
 def test_windows_and_sinks_alone_take_the_place_of_attention():
     source = source_of("Llama 3")
@@ -96,11 +103,6 @@ def test_windows_and_sinks_alone_take_the_place_of_attention():
     prepare_for_alignment(narrow)
     trained = {name for name, weight in narrow.named_parameters() if weight.requires_grad}
     assert trained == {f"model.layers.0.attention.{name}_proj.weight" for name in "qkvo"}
-
-
-def test_windows_are_refused_where_there_are_others():
-    with pytest.raises(SourceError, match="the model already has windows of 16 tokens"):
-        transfer(source_of("Mistral", sliding_window=16), kept=[], window=4)
 
 
 def test_heads_are_measured_by_definition():
@@ -127,8 +129,6 @@ def test_heads_are_measured_by_definition():
     outputs = torch.stack(inputs).view(2, 2, 2, 12, 4, -1)  # blocks, layers, B, T, H, V
     torch.testing.assert_close(measures.rms, outputs.square().mean(dim=(0, 2, 3, 5)).sqrt().double(), rtol=1e-5, atol=1e-6)
     assert source.config._attn_implementation == "eager"
-    with pytest.raises(ValueError, match="at least one block of tokens"):
-        measure_heads(source, [])
 
 
 def test_distances_of_a_source_in_half_precision_are_those_in_full():
@@ -139,16 +139,13 @@ def test_distances_of_a_source_in_half_precision_are_those_in_full():
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)
 
 
-def test_the_fastest_decay_is_for_the_head_that_looks_back_least():
-    decays = decays_by_distance("geometric", torch.tensor([100.0, 2.0, 30.0]), (2, 512))
-    assert decays[1] < decays[2] < decays[0]
-    assert sorted(decays) == pytest.approx([torch.tensor(-1 / tau).exp().item() for tau in (2, 32, 512)])
-
-
-def test_heads_of_a_group_share_a_decay_by_their_mean_distance():
-    decays = decays_by_distance("geometric", torch.tensor([30.0, 2.0, 9.0, 9.0, 50.0, 40.0]), (2, 512), groups=3)
-    constants = [-1 / math.log(decay) for decay in decays]
-    assert constants == pytest.approx([32, 32, 2, 2, 512, 512])
+def test_the_fastest_decay_is_for_the_head_or_the_group_that_looks_back_least():
+    for distances, groups, expected in (
+        ([100.0, 2.0, 30.0], None, [512, 2, 32]),
+        ([30.0, 2.0, 9.0, 9.0, 50.0, 40.0], 3, [32, 32, 2, 2, 512, 512]),
+    ):
+        decays = decays_by_distance("geometric", torch.tensor(distances), (2, 512), groups)
+        assert [-1 / math.log(decay) for decay in decays] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -199,6 +196,7 @@ def test_the_cost_of_a_layer_is_what_the_model_loses_by_its_window_as_the_first_
 
     assert costs[0] == pytest.approx((lost(0) + lost(0, 1) - lost(1)) / 2, rel=1e-3)
     assert costs[1] == pytest.approx((lost(1) + lost(0, 1) - lost(0)) / 2, rel=1e-3)
+    assert all(cost > 1e-4 for cost in layer_costs(source, random_ids(2, 32)).values())  # of short texts
 
 
 def test_layers_that_alignment_makes_worse_stay_as_they_were():
@@ -212,28 +210,36 @@ def test_layers_that_alignment_makes_worse_stay_as_they_were():
     assert before.restore(model) == []
 
 
+ODD = LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+QUANTISED = LlamaConfig(**SIZES, quantization_config={"quant_method": "fp8"})
+
+
 @pytest.mark.parametrize(
-    ("config", "sentence"),
+    ("call", "sentence"),
     [
+        (lambda: softmax_config(MixtralConfig()), "model_type 'mixtral' cannot be linearized. Supported are llama, mistral"),
+        (lambda: softmax_config(LlamaConfig(attention_bias=True)), "attention_bias must be False for linearization"),
+        (lambda: softmax_config(ODD), "this llama model cannot be linearized: rope_parameters must be a dict with a rope_"),
+        (lambda: softmax_config(QUANTISED), "the model's weights are quantised \\(fp8\\)"),
+        (lambda: transfer(source_of("Llama 3"), kept=[0, 7]), "layer 7 cannot be kept: the model has layers 0 to 1"),
         (
-            MixtralConfig(),
-            "model_type 'mixtral' cannot be linearized. Supported are llama, mistral, qwen2, qwen3, without mix",
+            lambda: transfer(source_of("Llama 3", num_key_value_heads=4), kept=[], share_states=True),
+            "states cannot be shared: each key/value head of the model serves a single query head",
         ),
-        (LlamaConfig(attention_bias=True), "attention_bias must be False for linearization"),
         (
-            LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
-            "this llama model cannot be linearized: rope_parameters must be a dict with a rope_type of default, linear",
+            lambda: transfer(source_of("Mistral", sliding_window=16), kept=[], window=4),
+            "the model already has windows of 16 tokens, and can have only one size",
         ),
+        (lambda: measure_heads(source_of("Llama 3"), []), "blocks must hold at least one block of tokens"),
+        (lambda: store_teacher(source_of("Llama 3"), [], "none"), "batches must hold at least one block"),
+        (lambda: StoredTeacher("other"), "does not hold the complete output of store_teacher"),
     ],
 )
-def test_what_cannot_be_linearized_is_refused_in_a_sentence(config, sentence):
-    with pytest.raises(SourceError, match=sentence):
-        softmax_config(config)
-
-
-def test_a_layer_that_is_not_there_cannot_be_kept():
-    with pytest.raises(SourceError, match="layer 7 cannot be kept: the model has layers 0 to 1"):
-        transfer(LlamaForCausalLM(LlamaConfig(**SIZES)), kept=[0, 7])
+def test_what_cannot_be_linearized_is_refused_in_a_sentence(call, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=sentence) as error:
+        call()
+    assert isinstance(error.value, SourceError) or "block" in sentence or "store_teacher" in sentence
 
 
 def test_losses_of_alignment_by_definition():
@@ -336,13 +342,6 @@ def test_distillation_with_trainer_brings_the_distributions_closer(tmp_path, sto
     assert after < 0.8 * before
 
 
-def test_what_a_teacher_did_not_say_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="does not hold the complete output of store_teacher"):
-        StoredTeacher(tmp_path / "other")
-    with pytest.raises(ValueError, match="at least one block"):
-        store_teacher(source_of("Llama 3"), [], tmp_path / "none")
-
-
 def test_asking_a_teacher_goes_on_after_an_interruption(tmp_path):
     teacher, ids = source_of("Llama 3"), random_ids(10, 24)
 
@@ -358,8 +357,7 @@ def test_asking_a_teacher_goes_on_after_an_interruption(tmp_path):
     handle = teacher.model.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0]))
     store_teacher(teacher, ids.split(4), tmp_path / "teacher", k=5)
     handle.remove()
-    assert len(asked) == 1
-    assert asked[0].equal(ids[8:])
+    assert [len(each) for each in asked] == [2]
     stored, top = StoredTeacher(tmp_path / "teacher"), teacher(ids).logits.log_softmax(-1).topk(5)
     assert len(stored) == 10
     for index in (0, 5, 9):
@@ -381,49 +379,3 @@ def test_answers_to_another_question_are_not_taken_for_those_that_are_asked(tmp_
     assert stored[9]["top_indices"].equal(teacher(ids[9:]).logits[0].topk(3).indices)
     with pytest.raises(IndexError):
         stored[10]
-
-
-def test_a_quantised_source_is_refused():
-    config = LlamaConfig(**SIZES, quantization_config={"quant_method": "fp8"})
-    with pytest.raises(SourceError, match="the model's weights are quantised \\(fp8\\)"):
-        softmax_config(config)
-
-
-def test_states_that_nobody_could_share_are_refused():
-    with pytest.raises(SourceError, match="each key/value head of the model serves a single query head"):
-        transfer(source_of("Llama 3", num_key_value_heads=4), kept=[], share_states=True)
-
-
-def test_the_attention_of_a_model_is_read_as_it_was_set():
-    source = source_of(next(iter(SOURCES)))
-    source.set_attn_implementation("eager")
-    assert attention_implementation(source) == "eager", (
-        "transformers keeps what set_attn_implementation sets elsewhere than in config._attn_implementation"
-    )
-
-
-def test_transferred_weights_are_not_initialised_again():
-    linear, source = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
-    _copy(linear, source)
-    model = small_model()
-    model.lm_head = torch.nn.Linear(32, VOCAB_SIZE, bias=False)
-    before = model.lm_head.weight.detach().clone()
-    model.lm_head.weight._is_hf_initialized = linear.weight._is_hf_initialized
-    model.init_weights()
-    assert torch.equal(model.lm_head.weight, before), (
-        "init_weights of transformers no longer leaves alone parameters with the attribute _is_hf_initialized"
-    )
-
-
-def test_layers_of_short_texts_cost_something():
-    costs = layer_costs(source_of("Llama 3"), random_ids(2, 32))
-    assert all(cost > 1e-4 for cost in costs.values())
-
-
-def test_a_sliding_layer_that_stays_computes_what_it_did():
-    source, ids, wanted, found = source_of("Mistral"), random_ids(2, 40), [], []
-    model = transfer(source, kept=[0])
-    source.model.layers[0].self_attn.register_forward_hook(lambda _, __, output: wanted.append(output[0]))
-    model.model.layers[0].attention.register_forward_hook(lambda _, __, output: found.append(output[0]))
-    source(ids), model(ids)
-    close(found[0], wanted[0], 40 * rounding(32))

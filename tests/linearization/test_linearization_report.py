@@ -13,7 +13,6 @@ from retnet_hf.linearization import costliest_layers, measure_heads, spread_laye
 from retnet_hf.linearization.alignment import measure_layers
 from retnet_hf.linearization.linearized_card import markdown
 from retnet_hf.linearization.measures import losses_of, perplexity, repeats, score, token_losses
-from retnet_hf.linearization.parts_switched_off import parts_of, switched_off
 from retnet_hf.linearization.recall import (
     CUE,
     NEEDLE,
@@ -33,7 +32,9 @@ from retnet_hf.linearization.what_was_kept import (
     measured_divergence,
     measured_lengths,
     measured_part,
+    parts_of,
     recalled_vocabulary,
+    switched_off,
 )
 
 
@@ -47,10 +48,6 @@ def test_repeated_pairs_are_found():
             seen.add(pair)
         expected.append(marks)
     assert repeats(ids).tolist() == expected
-
-
-def test_a_loss_that_is_too_high_has_an_infinite_perplexity():
-    assert perplexity(699) < perplexity(701) == float("inf")
 
 
 def test_scores_are_mean_losses():
@@ -67,6 +64,12 @@ def test_scores_are_mean_losses():
     assert scores.repeated == pytest.approx(losses[marks].mean().item(), rel=1e-5)
     assert scores.first == pytest.approx(losses[~marks].mean().item(), rel=1e-5)
     assert scores.by_position == pytest.approx([losses[:, :16].mean().item(), losses[:, 16:].mean().item()], rel=1e-5)
+    assert perplexity(699) < perplexity(701) == float("inf")
+    # blocks longer than what is scored are scored, and without a repeated pair there is no loss of one
+    stream = random_ids(1, 300)[0]
+    assert score(lambda ids: ids[:, 1:].float(), stream, 200, most_tokens=100).loss == stream[1:200].float().mean()
+    found = score(lambda ids: ids[:, 1:].float(), torch.arange(40), 20)
+    assert (found.repeated, found.first) == (None, found.loss)
 
 
 @pytest.mark.parametrize("name", ["Llama 3", "Qwen2"])
@@ -138,25 +141,15 @@ class Constant(Echo):
         return type("Outputs", (), {"last_hidden_state": torch.full((*ids.shape, 200), 1.0 if self.recalls else torch.nan)})
 
 
-@pytest.mark.parametrize("model", [Constant(True), Constant(False)], ids=["ties", "not a number"])
-def test_what_is_not_likelier_than_all_others_is_not_found(model):
+@pytest.mark.parametrize(("model", "share"), [(Echo(True), 1), (Echo(False), 0), (Constant(True), 0), (Constant(False), 0)])
+def test_recall_is_the_share_of_what_is_found_again(model, share):
     vocabulary, stream = torch.arange(100, 180), torch.arange(1000) % 7
-    assert associative_recall(model, vocabulary, pairs=8) == 0
-    assert needle_recall(model, stream, vocabulary, length=50) == 0
-
-
-def test_too_small_a_vocabulary_is_refused():
+    assert associative_recall(model, vocabulary, pairs=8) == share
+    assert needle_recall(model, stream, vocabulary, length=50) == share
     with pytest.raises(ValueError, match="at least 8 keys and values, got 7 and 8"):
-        associative_recall(Echo(True), torch.arange(15), pairs=8)
+        associative_recall(model, torch.arange(15), pairs=8)
     with pytest.raises(ValueError, match="need 17 token ids, got 16"):
-        needle_recall(Echo(True), torch.arange(100), torch.arange(16), length=50)
-
-
-@pytest.mark.parametrize("recalls", [True, False])
-def test_recall_is_the_share_of_what_is_found_again(recalls):
-    vocabulary, stream = torch.arange(100, 180), torch.arange(1000) % 7
-    assert associative_recall(Echo(recalls), vocabulary, pairs=8) == recalls
-    assert needle_recall(Echo(recalls), stream, vocabulary, length=50) == recalls
+        needle_recall(model, torch.arange(100), torch.arange(16), length=50)
 
 
 def test_tokens_are_recalled_that_a_text_has_often():
@@ -190,34 +183,22 @@ def report() -> Report:
         Training("align", "error", 3, 96, 60.0, 0.5, 0.25, 3e-3),
         Training("distill", "divergence", 4, 128, None, 1.0, 0.5, 1e-3),
     ]
-    return Report(
-        source="llama",
-        positions=128,
-        options="--window 8",
-        texts=["a.txt"],
-        read=9000,
-        block_size=32,
-        held_out=512,
-        teacher=measures[0],
-        student=measures[1],
-        layer_errors=errors,
-        trainings=trainings,
-    )
+    made = {"source": "llama", "positions": 128, "options": "--window 8", "texts": ["a.txt"], "read": 9000, "block_size": 32}
+    found = {"teacher": measures[0], "student": measures[1], "layer_errors": errors, "trainings": trainings}
+    return Report(**made, held_out=512, **found)
 
 
 def test_a_report_measures_at_the_trained_length_and_beyond(report):
     teacher, student = report.teacher, report.student
     for measures in (teacher, student):
-        assert (
-            list(measures.perplexity) == list(measures.cache_bytes) == list(measures.tokens_per_second) == [32, 64, 128, 256]
-        )
+        for each in (measures.perplexity, measures.cache_bytes, measures.tokens_per_second):
+            assert list(each) == [32, 64, 128, 256]
         assert measures.perplexity[32] > 1
         assert all(0 <= share <= 1 for share in (*measures.associative_recall.values(), *measures.needle_recall.values()))
     per_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, their heads, numbers of a head, bytes
     assert teacher.cache_bytes[64] - teacher.cache_bytes[32] == 32 * per_token
-    assert student.cache_bytes[64] - student.cache_bytes[32] <= 32 * (
-        per_token // 2 + 32
-    )  # of the layer that is kept, and where they are
+    of_kept_layer = per_token // 2 + 32  # and where its tokens are
+    assert student.cache_bytes[64] - student.cache_bytes[32] <= 32 * of_kept_layer
     assert list(report.layer_errors) == [0]
     assert json.loads(json.dumps(dataclasses.asdict(report)))["block_size"] == 32
 
@@ -236,6 +217,23 @@ def test_a_report_in_markdown_has_every_figure(report):
     assert "| align | 3 | 96 | 1.0 | 3.0e-03 | error | 0.500 | 0.250 |" in text
     assert "| distill | 4 | 128 | not known | 1.0e-03 | divergence | 1.000 | 0.500 |" in text
     assert f"largest first: 0 ({report.layer_errors[0]:.2f}) (measured on" in text
+
+
+def test_a_card_shows_what_was_switched_off_texts_and_answers(report):
+    shown = dataclasses.replace(
+        report,
+        without={"nothing": 10.0, "sinks": 25.0},
+        divergence=0.125,
+        unseen=["python"],
+        answers=[("Why?", "a | b\nc", "d")],
+        teacher=dataclasses.replace(report.teacher, by_text={"python": 4.0}),
+        student=dataclasses.replace(report.student, by_text={"python": 5.0}),
+    )
+    text = markdown(shown)
+    assert "| sinks | 25.00 | 2.500 |" in text
+    assert "diverge from the source's by 0.1250 nats" in text
+    assert "| perplexity of `python` (not used in training) | 4.00 | 5.00 | 1.250 |" in text
+    assert "| Why? | a \\| b c | d |" in text
 
 
 @pytest.mark.parametrize(
@@ -265,6 +263,7 @@ def test_a_part_that_is_switched_off_does_nothing_and_comes_back(hybrid):
     config, whole = hybrid.config.to_dict(), hybrid(ids).logits
     without_sinks = transfer(source, kept=[1], window=8)
     without_sinks.load_state_dict(hybrid.state_dict())
+    assert parts_of(transfer(source, kept=[])) == parts_of(transfer(source, kept=[], window=8)) == []
     assert parts_of(hybrid) == ["sinks", "kept layers"]
     for part in parts_of(hybrid):
         with switched_off(hybrid, part):
@@ -278,16 +277,8 @@ def test_a_part_that_is_switched_off_does_nothing_and_comes_back(hybrid):
     assert hybrid.config.to_dict() == config
 
 
-def test_parts_are_those_that_a_model_has():
-    source = source_of("Llama 3")
-    assert parts_of(transfer(source, kept=[])) == []
-    assert parts_of(transfer(source, kept=[], window=8)) == []
-    assert parts_of(transfer(source, kept=[0], window=8, sinks=1)) == ["sinks", "kept layers"]
-
-
-@pytest.mark.parametrize(("before", "after", "worse"), [(1.0, 1.1, True), (0.0, 1e-8, False), (30.0, 30.0, False)])
-def test_a_stage_is_worse_by_more_than_rounding(before, after, worse):
-    assert is_worse(before, after) == worse
+def test_a_stage_is_worse_by_more_than_rounding():
+    assert [is_worse(*losses) for losses in ((1.0, 1.1), (0.0, 1e-8), (30.0, 30.0))] == [True, False, False]
 
 
 def test_the_divergence_of_two_models_is_that_of_their_distributions(hybrid, monkeypatch):
@@ -305,36 +296,6 @@ def test_a_shortened_report_reads_less():
     short = whole.shortened(0.1)
     assert short.read(512) < 0.5 * whole.read(512)
     assert (short.tokens, short.lists, short.needles, short.rounds, short.times) == (4915, 8, 10, 1, (1, 4))
-
-
-def test_a_card_shows_what_was_switched_off_texts_and_answers(report):
-    shown = dataclasses.replace(
-        report,
-        without={"nothing": 10.0, "sinks": 25.0},
-        divergence=0.125,
-        unseen=["python"],
-        answers=[("Why?", "a | b\nc", "d")],
-        teacher=dataclasses.replace(report.teacher, by_text={"python": 4.0}),
-        student=dataclasses.replace(report.student, by_text={"python": 5.0}),
-    )
-    text = markdown(shown)
-    assert "| sinks | 25.00 | 2.500 |" in text
-    assert "diverge from the source's by 0.1250 nats" in text
-    assert "| perplexity of `python` (not used in training) | 4.00 | 5.00 | 1.250 |" in text
-    assert "| Why? | a \\| b c | d |" in text
-
-
-def test_blocks_longer_than_what_is_scored_are_scored():
-    """The longest one is eight times the block that was trained on."""
-    stream = random_ids(1, 300)[0]
-    assert score(lambda ids: ids[:, 1:].float(), stream, 200, most_tokens=100).loss == stream[1:200].float().mean()
-
-
-def test_without_a_repeated_pair_there_is_no_loss_of_one():
-    """A number that is none would be no JSON."""
-    found = score(lambda ids: ids[:, 1:].float(), torch.arange(40), 20)
-    assert found.repeated is None
-    assert found.first == found.loss
 
 
 def test_perplexities_of_all_lengths_are_of_the_same_tokens():

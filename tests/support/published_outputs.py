@@ -1,13 +1,18 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""The models of golden cases of families."""
+"""The models of golden cases of language models."""
 
-from golden import SMALL, Golden, golden
+from pathlib import Path
 
-from retnet_hf import RetNetHybridForCausalLM
+from golden import SMALL, golden
+
 from retnet_hf.conversion.formats import FORMATS
 
 
-def read(case: str) -> tuple[RetNetHybridForCausalLM, Golden]:
-    family, data = case.split("/")[0], golden(case, SMALL)
+def format_of(case: str):
+    return FORMATS[case.split("/")[0].replace("fla_2025_02", "fla")]
+
+
+def read(case: str, folder: Path | None = SMALL) -> tuple:
+    data, form = golden(case, folder), format_of(case)
     own = {name: tensor.clone() for name, tensor in data.state_dict.items()}  # other tests read the case, too
-    return getattr(FORMATS[family], f"from_{family}")(own, data.config).eval(), data
+    return getattr(form, f"from_{form.NAME}")(own, data.config).eval(), data

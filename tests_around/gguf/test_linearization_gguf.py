@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 import torch
 from small_models import close, random_ids
@@ -22,22 +21,10 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-LAYER = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-
-
-def in_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a projection in the order of llama.cpp, whose rotations turn numbers side by side."""
-    return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+LAYER = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attn_output"}
+LAYER |= {f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"}
+LAYER |= {f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")}
+KIND = gguf.GGMLQuantizationType.Q8_0
 
 
 def write_gguf(model: LlamaForCausalLM, path: Path, without: str = "lm_head.weight") -> None:
@@ -48,26 +35,29 @@ def write_gguf(model: LlamaForCausalLM, path: Path, without: str = "lm_head.weig
     names = [name for name, _ in vocabulary]
     names += [f"<unused{number}>" for number in range(config.vocab_size - 2 - len(names))] + ["<|im_start|>", "<|im_end|>"]
     control = {"<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"}
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_license("apache-2.0")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(names)
-    writer.add_token_types([3 if name in control else 1 for name in names])
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
-    writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_bos_token_id(names.index("<|im_start|>"))
-    writer.add_eos_token_id(names.index("<|endoftext|>"))
-    writer.add_chat_template(TEMPLATE)
+    writer = gguf.GGUFWriter(path, "llama")
+    for field, value in {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads,
+        "head_count_kv": config.num_key_value_heads,
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "rope_freq_base": config.rope_parameters["rope_theta"],
+        "vocab_size": config.vocab_size,
+        "license": "apache-2.0",
+        "tokenizer_model": "gpt2",
+        "tokenizer_pre": "default",
+        "token_list": names,
+        "token_types": [3 if name in control else 1 for name in names],
+        "token_merges": [" ".join(pair) for pair in merges],
+        "bos_token_id": names.index("<|im_start|>"),
+        "eos_token_id": names.index("<|endoftext|>"),
+        "chat_template": TEMPLATE,
+    }.items():
+        getattr(writer, f"add_{field}")(value)
     for name, weight in model.state_dict().items():
         if name in ("lm_head.weight", without):
             continue
@@ -75,26 +65,18 @@ def write_gguf(model: LlamaForCausalLM, path: Path, without: str = "lm_head.weig
         if name.startswith("model.layers."):
             _, _, layer, *parts, _ = name.split(".")
             own = ".".join(parts)
-            if own.endswith(("q_proj", "k_proj")):
+            if own.endswith(("q_proj", "k_proj")):  # llama.cpp rotates numbers side by side
                 heads = config.num_attention_heads if own.endswith("q_proj") else config.num_key_value_heads
-                numbers = in_pairs(numbers, heads)
+                numbers = numbers.reshape(heads, 2, -1, numbers.shape[1]).swapaxes(1, 2).reshape(numbers.shape)
             target = f"blk.{layer}.{LAYER[own]}.weight"
         else:
             target = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}[name]
-        if numbers.ndim == 2:
-            kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(target, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(target, numbers)
+        quantised = {"tensor": gguf.quants.quantize(numbers, KIND), "raw_dtype": KIND} if numbers.ndim == 2 else {}
+        writer.add_tensor(target, **({"tensor": numbers} | quantised))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def of_eight_bits(weight: torch.Tensor) -> torch.Tensor:
-    kind = gguf.GGMLQuantizationType.Q8_0
-    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +89,8 @@ def source():
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
-                parameter.copy_(of_eight_bits(parameter))
+                eight_bits = gguf.quants.quantize(parameter.numpy(), KIND)
+                parameter.copy_(torch.from_numpy(gguf.quants.dequantize(eight_bits, KIND)))
     return model
 
 
@@ -118,7 +101,7 @@ def file(source, tmp_path, monkeypatch):
     return tmp_path / "tiny.gguf"
 
 
-def test_a_file_becomes_a_folder_that_computes_what_it_holds(source, file):
+def test_a_file_becomes_a_folder_that_computes_what_it_holds(source, file, monkeypatch):
     folder = unpacked(gguf_file(str(file)))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.dtype == torch.bfloat16
@@ -136,11 +119,7 @@ def test_a_file_becomes_a_folder_that_computes_what_it_holds(source, file):
     assert end_of_turn(tokenizer) == turn
     assert model.generation_config.eos_token_id == sorted({turn, between})
     assert document_end(tokenizer) == between
-
-
-def test_a_file_is_read_once(file, monkeypatch):
-    folder = unpacked(file)
-    monkeypatch.setattr("retnet_hf.linearization.gguf._unpack", None)
+    monkeypatch.setattr("retnet_hf.linearization.gguf._unpack", None)  # the file is read once
     assert unpacked(file) == folder
     assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
 
@@ -170,8 +149,7 @@ def test_what_is_no_such_file_is_said_and_leaves_nothing(file, tmp_path):
         gguf_file("package:")
 
 
-def test_a_file_without_some_weights_is_refused(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("retnet_hf.linearization.gguf.constants.HF_HOME", str(tmp_path / "home"))
+def test_a_file_without_some_weights_is_refused(source, file, tmp_path):
     write_gguf(source, tmp_path / "hole.gguf", without="model.layers.1.mlp.up_proj.weight")
     with pytest.raises(SourceError, match="hole.gguf is incomplete: 1 weights of its model are missing, as model.lay"):
         unpacked(tmp_path / "hole.gguf")
