@@ -77,11 +77,6 @@ class Checkpoint:
             raise CheckpointError(f"{path} holds no tensors")
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
-    @property
-    def size(self) -> int:
-        """Returns the size of all weight files in bytes."""
-        return sum(file.stat().st_size for file in self.files)
-
     def _read(self, file: Path) -> Mapping[str, Tensor]:
         if file.suffix.lower() not in SAFETENSORS:
             held = _unpickle(file)

@@ -58,6 +58,7 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     """
     format_name, config = format_of(checkpoint), None
     files, tensors = len(checkpoint.files), checkpoint.tensors.values()
+    size = sum(file.stat().st_size for file in checkpoint.files)
     types = Counter()
     for tensor in tensors:
         types[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
@@ -67,7 +68,7 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     facts.add_column()
     facts.add_row("what", printable(checkpoint.path))
     facts.add_row("format", known.get(format_name) or f"{format_name}: {FORMATS[format_name].DESCRIPTION}")
-    facts.add_row("size", f"{checkpoint.size:,} bytes in {files} file{'s' if files > 1 else ''}")
+    facts.add_row("size", f"{size:,} bytes in {files} file{'s' if files > 1 else ''}")
     facts.add_row("tensors", f"{len(tensors):,}, of {types.total():,} numbers")
     facts.add_row("dtype", ", ".join(name for name, _ in types.most_common()))
     if format_name == OURS:

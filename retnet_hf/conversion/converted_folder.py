@@ -1,6 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """A converted checkpoint as a complete Hugging Face folder: weights, configurations, tokenizer, model card."""
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -56,9 +57,10 @@ def write_folder(
     try:
         partial.mkdir(parents=True)
         (computed := partial / "computed").mkdir()
+        numbers = itertools.count()
 
         def on_disk(tensor: Tensor) -> Tensor:  # mapped, so that only one computed tensor is in memory at a time
-            file = computed / f"{len(list(computed.iterdir()))}.safetensors"
+            file = computed / f"{next(numbers)}.safetensors"
             save_file({"tensor": tensor}, file)
             return safe_open(file, framework="pt").get_tensor("tensor")
 
@@ -78,9 +80,18 @@ def write_folder(
             height, width = (size, size) if isinstance(size, int) else size
             processor = IMAGE_PROCESSORS[model.config.model_type](size={"height": height, "width": width}, **options)
             processor.save_pretrained(partial)
-        described = FORMATS[plan.format].DESCRIPTION
-        stated = {"license": licence} if licence else licence_of(checkpoint.folder)
-        card = converted_card(model, output.name, source or checkpoint.path.name, described, stated)
+        card = model_card(model, output.name)
+        fields = {"license": licence} if licence else licence_of(checkpoint.folder) or {}
+        for field, value in fields.items():
+            card.data[field] = value
+        stated = fields.get("license_name") or fields.get("license") or "not stated"
+        stated = ", ".join(map(str, stated)) if isinstance(stated, list) else stated
+        card.text += _ORIGIN.format(
+            source=source or checkpoint.path.name,
+            description=FORMATS[plan.format].DESCRIPTION,
+            version=__version__,
+            licence=stated,
+        )
         card.save(partial / "README.md")
         replace(output, partial)
         return model
@@ -95,26 +106,6 @@ def _generation_config(folder: Path, name: str) -> GenerationConfig:
         return config
     except Exception as error:  # fields of a wrong type may lead to any error
         raise CheckpointError(f"{folder / name} cannot be used: {first_line(error)}") from error
-
-
-def converted_card(
-    model: PreTrainedModel, name: str, source: str, description: str, licence: dict[str, Any] | None
-) -> ModelCard:
-    """Returns the model card, which states the source, the description of its format and the licence of the weights.
-
-    Args:
-        name: argument of `from_pretrained`.
-        licence: as in the metadata of the source's card: `license`, and for a licence without an identifier also
-            `license_name` and `license_link`.
-    """
-    card = model_card(model, name)
-    licence = licence or {}
-    for field, value in licence.items():
-        card.data[field] = value
-    stated = licence.get("license_name") or licence.get("license") or "not stated"
-    stated = ", ".join(map(str, stated)) if isinstance(stated, list) else stated
-    card.text += _ORIGIN.format(source=source, description=description, version=__version__, licence=stated)
-    return card
 
 
 def how_to_load(model: PreTrainedModel, folder: str) -> str:

@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""The model_types of families that are RetNets under other names. Importing this module registers them with AutoConfig.
-
-It is separate from `families.py`, because the modules of `families.py` need a completely imported `retnet_hf`.
-"""
+"""The model_types of families, registered with AutoConfig. `families.py` needs a completely imported `retnet_hf`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,11 +19,7 @@ MODEL_TYPES = (
 
 
 class FamilyConfig:
-    """Represents a family in AutoConfig, and makes a RetNetHybridConfig from its files.
-
-    transformers has a model of its own for some of these types, which would give another family random weights. Files of
-    its own models stay its own.
-    """
+    """Makes a RetNetHybridConfig from the files of a family. Files of models that transformers has stay its own."""
 
     model_type = ""
 

@@ -67,11 +67,9 @@ def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Conversio
 def _recognised_instead(checkpoint: Checkpoint, asked: str) -> str:
     """Returns the end of an error about a checkpoint that looks like another format than the given one."""
     recognised = format_of(checkpoint)
-    if recognised in (None, asked):
-        return ""
     if recognised == OURS:
         return f"; {checkpoint.path} is a model of retnet_hf, and from_pretrained loads it"
-    return f"; {checkpoint.path} looks like the format {recognised}, not {asked}"
+    return "" if recognised in (None, asked) else f"; {checkpoint.path} looks like the format {recognised}, not {asked}"
 
 
 def reason_of(error: Exception) -> str:

@@ -41,12 +41,8 @@ def divergence(logits: Tensor, teacher_logits: Tensor) -> Tensor:
 class DivergenceByRows(torch.autograd.Function):
     """The mean of `divergence` over the logits of two heads, without all logits in memory at once.
 
-    The gradient is computed in the forward pass, some rows at a time, while both distributions exist: it is (p - q) W for
-    the student's p and the teacher's q. `divergence` is the reference.
-
-    Args:
-        hidden: (N, D), hidden states of the student. weight: (V, D), weight of its head.
-        teacher_hidden: (N, E). teacher_weight: (V, E). Neither gets gradients.
+    The gradient (p - q) W is computed in the forward pass, some rows at a time. The arguments are hidden states (N, D) and
+    weights (V, D) of the student's head, and those of the teacher, which get no gradients.
     """
 
     @staticmethod

@@ -64,14 +64,13 @@ def needle_examples(
     if len(vocabulary) < NEEDLE + CHOICES - 1:
         raise ValueError(f"a needle and its choices need {NEEDLE + CHOICES - 1} token ids, got {len(vocabulary)}.")
     text = length - NEEDLE - CUE
-    blocks = []
-    for starts in torch.randint(len(stream) - text + 1, (count,), generator=generator).tolist():
-        blocks.append(stream[starts : starts + text])
+    starts = torch.randint(len(stream) - text + 1, (count,), generator=generator).tolist()
     needles = vocabulary[torch.rand(count, len(vocabulary), generator=generator).argsort(dim=1)[:, : NEEDLE + CHOICES]]
     depths = (torch.arange(count) % 10 + 0.5) / 10 * text  # spread over the text
     rows = []
-    for block, needle, depth in zip(blocks, needles, depths.long().tolist()):
-        rows.append(torch.cat([block[:depth], needle[:NEEDLE], block[depth:], needle[:CUE]]))
+    for start, needle, depth in zip(starts, needles, depths.long().tolist()):
+        before, after = stream[start : start + text].tensor_split([depth])
+        rows.append(torch.cat([before, needle[:NEEDLE], after, needle[:CUE]]))
     right, others = needles[:, CUE : CUE + 1], needles[:, NEEDLE : NEEDLE + CHOICES - 1]
     return torch.stack(rows), torch.cat([right, others], dim=1)
 

@@ -18,7 +18,6 @@ from .measures import SCORED_TOKENS, edges_of, losses_of, mean_divergence, perpl
 from .recall import CHOICES, CUE, NEEDLE, NEEDLES, SEQUENCES, associative_recall, needle_recall
 
 
-TIMES = (1, 2, 4, 8)  # lengths of blocks, in multiples of the trained length
 PAIRS = (4, 16)
 OCCURRENCES = 10  # recall uses tokens that occur at least this often in the text
 DECODED = 32  # number of tokens in timed decoding
@@ -26,18 +25,13 @@ DECODED = 32  # number of tokens in timed decoding
 
 @dataclass(frozen=True)
 class Extent:
-    """How much a report measures.
+    """How much a report measures."""
 
-    Attributes:
-        tokens: tokens of a text that are scored for each block length. lists, needles: numbers of both, for recall.
-        rounds: rounds of timed decoding. times: lengths of blocks, in multiples of the trained length.
-    """
-
-    tokens: int = SCORED_TOKENS
-    lists: int = SEQUENCES
+    tokens: int = SCORED_TOKENS  # of a text, scored for each block length
+    lists: int = SEQUENCES  # for recall, as the next one
     needles: int = NEEDLES
-    rounds: int = 5
-    times: tuple[int, ...] = TIMES
+    rounds: int = 5  # of timed decoding
+    times: tuple[int, ...] = (1, 2, 4, 8)  # lengths of blocks, in multiples of the trained length
 
     def shortened(self, share: float) -> "Extent":
         """Returns an extent that takes about this share of the time, but never less than is meaningful."""

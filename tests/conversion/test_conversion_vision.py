@@ -1,0 +1,489 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
+"""Image models of other implementations: recognised, sized without a configuration, read from their files, or refused.
+
+That a converted RMT or PoolFormer computes what the original computes is tested with the models, in `test_rmt.py` and
+`test_metaformer.py`.
+"""
+
+import copy
+import json
+import re
+
+import pytest
+import torch
+from foreign_images import to_poolformer, to_rmt, to_vir_official, to_vir_pulfer
+from golden import Golden, at_hand, golden
+from random_vision import shake_vision
+from safetensors.torch import save_file
+from small_metaformer import images as pool_images
+from small_metaformer import small_metaformer
+from small_models import close
+from small_rmt import images as rmt_images
+from small_rmt import small_rmt
+from small_vir import images as vir_images
+from small_vir import small_vir
+from torch import Tensor, nn
+from transformers import AutoModelForImageClassification, PoolFormerConfig, PoolFormerForImageClassification, PoolFormerModel
+from transformers.initialization import no_init_weights
+
+from retnet_hf import (
+    MetaFormerBackbone,
+    MetaFormerConfig,
+    MetaFormerForImageClassification,
+    MetaFormerModel,
+    RMTBackbone,
+    RMTConfig,
+    RMTForImageClassification,
+    ViRForImageClassification,
+)
+from retnet_hf.conversion.checkpoint import Checkpoint
+from retnet_hf.conversion.converted_folder import write_folder
+from retnet_hf.conversion.errors import CheckpointError
+from retnet_hf.conversion.formats import FORMATS, format_of, plan_of
+from retnet_hf.conversion.moves import shapes_of
+from retnet_hf.conversion.poolformer import from_poolformer
+from retnet_hf.conversion.rmt import from_rmt
+from retnet_hf.conversion.vir_official import from_vir_official
+from retnet_hf.conversion.vir_pulfer import from_vir_pulfer
+
+
+def released(size: str, **overrides) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a released checkpoint."""
+    with torch.device("meta"), no_init_weights():
+        model = RMTForImageClassification(RMTConfig.from_preset(size, num_labels=1000, **overrides))
+    state_dict, _ = to_rmt(model)
+    return shapes_of(state_dict)
+
+
+@pytest.mark.parametrize("size", ["T", "S", "B*", "L*"])
+def test_a_released_size_needs_no_configuration(size):
+    shapes = released(size)
+    planned = FORMATS["rmt"].plan(shapes, None)
+    planned.check(shapes)
+    assert planned.model_class is RMTForImageClassification
+    expected = RMTConfig.from_preset(size, num_labels=1000).to_dict()
+    assert planned.config.to_dict() == expected
+
+
+def test_the_token_classifier_that_reads_the_projection():
+    """The training log of S* counts 1024 inputs, where the published code has 512."""
+    shapes = released("S*") | {"aux_head.weight": (1000, 1024)}
+    planned = FORMATS["rmt"].plan(shapes, None)
+    planned.check(shapes)
+    assert planned.config.token_classifier_input == "projection"
+    assert planned.empty_model().num_parameters() == 27_992_240
+
+    weights, arguments = to_rmt(small_rmt())
+    wide = {"aux_head.weight": torch.randn(5, 20), "aux_head.bias": torch.randn(5)}
+    model = from_rmt(weights | wide, arguments | {"token_label": True})
+    assert model.config.token_classifier_input == "projection"
+    assert model.token_classifier.weight.shape == (5, 20)
+
+
+def test_the_token_classifier_can_be_left_out():
+    source = small_rmt(token_classifier_input="hidden_states")
+    weights, arguments = to_rmt(source)
+    assert arguments["token_label"] is True
+    without = from_rmt(weights, arguments | {"token_label": False})
+    assert without.token_classifier is None
+    source, without = source.double(), without.double()
+    with torch.no_grad():
+        difference = source(rmt_images().double()).logits - without(rmt_images().double()).logits
+        tokens = source.token_classifier(source.rmt(rmt_images().double()).last_hidden_state.permute(0, 2, 3, 1))
+    close(difference, 0.5 * tokens.amax((1, 2)), 1e-11)
+
+    shapes = released("S*")
+    planned = FORMATS["rmt"].plan(shapes, {"token_label": False})
+    planned.check(shapes)
+    assert planned.config.to_dict() == RMTConfig.from_preset("S", num_labels=1000).to_dict()
+
+
+@pytest.mark.parametrize("token_classifier_input", [None, "hidden_states"])
+def test_rmt_there_and_back(token_classifier_input):
+    model = small_rmt(token_classifier_input=token_classifier_input, num_channels=3)
+    weights, arguments = to_rmt(model)
+    again = from_rmt(weights, arguments)
+    assert again.config.to_dict() == model.config.to_dict() | {"dtype": "float32"}
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+
+
+def test_dense_there_and_back_and_out_of_a_detector():
+    """The backbone of a whole detector, whose other weights are left; stages that are not asked for lose their norm."""
+    model = small_rmt(RMTBackbone, out_indices=[1, 2, 3, 4])
+    weights, arguments = to_rmt(model)
+    assert weights["extra_norms.3.weight"].shape == (16,)
+    detector = {f"backbone.{name}": tensor for name, tensor in weights.items()} | {"rpn_head.weight": torch.ones(2)}
+    with torch.no_grad():
+        expected = model(rmt_images()).feature_maps
+        for state_dict in (weights, detector):
+            again = from_rmt(state_dict, arguments)
+            assert type(again) is RMTBackbone
+            assert all(torch.equal(*pair) for pair in zip(again(rmt_images()).feature_maps, expected, strict=True))
+        two = from_rmt(detector, arguments | {"out_indices": [1, 3]})
+        assert all(torch.equal(*pair) for pair in zip(two(rmt_images()).feature_maps, expected[1::2], strict=True))
+    assert two.out_features == ["stage2", "stage4"]
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_files_of_rmt(tmp_path, wrapped):
+    """A .pth with {"model": …} or with the tensors themselves, recognised as RMT's and as no other's."""
+    model = small_rmt()
+    weights, arguments = to_rmt(model)
+    torch.save({"model": weights, "epoch": 3} if wrapped else weights, tmp_path / "rmt.pth")
+    checkpoint = Checkpoint(tmp_path / "rmt.pth")
+    assert format_of(checkpoint) == "rmt"
+    with pytest.raises(CheckpointError, match=r"no released RMT has the widths \[8, 12, 16, 16\] and depths \[1, 1, 2, 1\]"):
+        plan_of(checkpoint)
+    (tmp_path / "config.json").write_text(json.dumps(arguments))
+    checkpoint = Checkpoint(tmp_path / "rmt.pth")
+    assert plan_of(checkpoint).config.to_dict() == model.config.to_dict()
+
+
+TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}
+FORMS = ("parallel", "recurrent", "chunkwise")
+# the second is of 3 x 5 patches, which nothing in the checkpoint says
+PULFER = {"vir_pulfer/default_like": {}, "vir_pulfer/non_square_alphas": {"image_size": [24, 40]}}
+OFFICIAL = ("vir_official/token_last", "vir_official/bidirectional_avg")
+
+
+def read(case: str) -> tuple[ViRForImageClassification, Golden]:
+    data = golden(case)
+    if case in PULFER:
+        return from_vir_pulfer(data.state_dict, data.config | PULFER[case]), data
+    return from_vir_official(data.state_dict, data.config), data
+
+
+def equal(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
+
+
+def same_gradients(model: ViRForImageClassification, data: Golden, write) -> None:
+    """The model's gradients, written under the peer's names, are the peer's."""
+    of_gradients = copy.deepcopy(model)
+    for holder, parameter in zip(of_gradients.parameters(), model.parameters()):
+        holder.data = parameter.grad
+    ours, _ = write(of_gradients)
+    theirs = data.gradients()
+    assert len(theirs) >= 5
+    for name, gradient in theirs.items():
+        rows = ours[name].shape[1] if name.endswith("pos_embed") else None  # those that this image size reads
+        expected = gradient if rows is None else gradient[:, :rows]
+        assert rows is None or not gradient[:, rows:].any()
+        torch.testing.assert_close(ours[name], expected, atol=3e-4, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", at_hand(PULFER))
+def test_pulfer(case, form):
+    """Logits, loss, gradients, tokens and hidden states, from each of our forms."""
+    model, data = read(case)
+    out = model(data.tensors["pixel_values"], labels=data.tensors["labels"], retention_form=form, output_hidden_states=True)
+    equal(out.logits, data.tensors["logits"])
+    equal(out.loss, data.tensors["loss"][0])
+    for index, hidden_states in enumerate(out.hidden_states):
+        equal(hidden_states, data.tensors[f"hidden_states.{index}"])
+    tokens = model.vir(data.tensors["pixel_values"], retention_form=form).last_hidden_state
+    for name in ("last_hidden_state", "last_hidden_state_recurrent", "last_hidden_state_chunkwise"):
+        equal(tokens, data.tensors[name])
+    out.loss.backward()
+    same_gradients(model, data, to_vir_pulfer)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_authors_recurrent_and_chunkwise_functions(form):
+    model, data = read("vir_official/token_last")
+    with torch.no_grad():
+        tokens = model.vir(data.tensors["pixel_values"], retention_form=form).last_hidden_state
+    equal(tokens, data.tensors["tokens_recurrent"])
+    equal(tokens, data.tensors["tokens_chunkwise"])
+
+
+def softmax_over_decayed_scores(query, key, value, state, tables, order, with_final) -> tuple[Tensor, None]:
+    """The authors' parallel form, which is none of retention."""
+    assert tables.is_whole
+    return (query @ key.transpose(-1, -2) * tables.inner[:, :, 0]).softmax(-1) @ value, None
+
+
+@pytest.mark.parametrize("case", at_hand(OFFICIAL))
+def test_the_authors_parallel_function_differs_by_its_softmax_alone(case, monkeypatch):
+    """With their softmax in the place of retention, everything around it is theirs: also the mirrored sequence, and the mean
+    that leaves out the first token."""
+    model, data = read(case)
+    with torch.no_grad():
+        assert (model(data.tensors["pixel_values"]).logits - data.tensors["logits"]).abs().max() > 1
+    monkeypatch.setattr("retnet_hf.ops.plan.retention_in_chunks", softmax_over_decayed_scores)
+    out = model(
+        data.tensors["pixel_values"],
+        labels=data.tensors["labels"],
+        retention_form="parallel",
+        output_hidden_states=True,
+    )
+    equal(out.logits, data.tensors["logits"])
+    equal(out.loss, data.tensors["loss"][0])
+    for index, hidden_states in enumerate(out.hidden_states):
+        equal(hidden_states, data.tensors[f"hidden_states.{index}"])
+    out.loss.backward()
+    same_gradients(model, data, to_vir_official)
+
+
+ROUND_TRIPS = {
+    "class token": ("authors", {}, to_vir_official, from_vir_official),
+    "last patch": ("authors", {"pooling": "last_patch"}, to_vir_official, from_vir_official),
+    "mean": ("mean", {"qkv_bias": True, "decay_schedule": "log_linear"}, to_vir_official, from_vir_official),
+    "mirrored": ("mirrored", {}, to_vir_official, from_vir_official),
+    "pulfer": ("pulfer", {"patch_size": 6, "intermediate_size": 64}, to_vir_pulfer, from_vir_pulfer),
+}
+
+
+@pytest.mark.parametrize("name", ROUND_TRIPS)
+def test_vir_there_and_back(name, tmp_path):
+    """From the arguments that are written alone; and told by its names, as a file."""
+    recipe, overrides, write, read_back = ROUND_TRIPS[name]
+    model = small_vir(recipe, **overrides)
+    weights, arguments = write(model)
+    again = read_back(weights, arguments)
+    with torch.no_grad():
+        close(again(vir_images()).logits, model(vir_images()).logits, 1e-5)
+    save_file(weights, tmp_path / "weights.safetensors")
+    expected = "vir_pulfer" if name == "pulfer" else "vir_official"
+    assert format_of(Checkpoint(tmp_path / "weights.safetensors")) == expected
+
+
+def test_a_released_vir_needs_no_arguments(tmp_path):
+    """Heads and image size follow from the hidden size and the number of positions."""
+    model = small_vir(hidden_size=384, num_attention_heads=6, intermediate_size=32, image_size=64, patch_size=16)
+    weights, _ = to_vir_official(model)
+    save_file(weights, tmp_path / "weights.safetensors")
+    plan = plan_of(Checkpoint(tmp_path / "weights.safetensors"))
+    assert (plan.config.num_attention_heads, plan.config.image_shape) == (6, (64, 64))
+    with torch.no_grad():
+        pixel_values = vir_images(1, 64, 64).double()
+        close(from_vir_official(weights).double()(pixel_values).logits, model.double()(pixel_values).logits, 1e-11)
+
+
+def test_a_position_of_the_class_token_becomes_part_of_it():
+    """The authors' `no_embed_class=False`: one row more in the table, added to the class token."""
+    model = small_vir()
+    weights, arguments = to_vir_official(model)
+    position = torch.randn(1, 1, 16)
+    weights["cls_token"] = weights["cls_token"] - position
+    weights["pos_embed"] = torch.cat([weights["pos_embed"], position], dim=1)
+    again = from_vir_official(weights, arguments | {"no_embed_class": False})
+    with torch.no_grad():
+        close(again(vir_images()).logits, model(vir_images()).logits, 1e-5)
+
+
+def test_other_image_sizes_read_other_rows_of_the_table():
+    """In the second implementation patch n has position n, whatever the shape of the image."""
+    model = small_vir("pulfer", patch_size=6, intermediate_size=64)
+    weights, arguments = to_vir_pulfer(model)
+    wide = from_vir_pulfer(weights, arguments | {"image_size": [12, 36]})
+    assert wide.config.grid_shape == (2, 6)
+    assert torch.equal(wide.vir.embeddings.position_embeddings, model.vir.embeddings.position_embeddings[:, :12])
+    del arguments["image_size"]
+    assert from_vir_pulfer(weights, arguments).config.image_shape == (24, 24)
+
+
+def test_weights_in_half_precision_stay_so():
+    weights, arguments = to_vir_official(small_vir())
+    model = from_vir_official({name: tensor.bfloat16() for name, tensor in weights.items()}, arguments)
+    assert model.dtype == model.config.dtype == torch.bfloat16
+
+
+def poolformer(model_class: type = PoolFormerForImageClassification, **overrides):
+    fields = {"hidden_sizes": [8, 12, 16, 24], "depths": [1, 2, 1, 1], "mlp_ratio": 2.0, "layer_scale_init_value": 0.5}
+    labels = {0: "ant", 1: "bee", 2: "cat"}
+    fields |= {"id2label": labels, "label2id": {label: number for number, label in labels.items()}}
+    return shake_vision(model_class(PoolFormerConfig(**(fields | overrides)))).eval()
+
+
+def in_the_authors_layout(model: PoolFormerForImageClassification) -> dict[str, Tensor]:
+    """The state dict as sail-sg/poolformer saves it: stages and the patches between them alternate in `network`."""
+    renamings = (
+        (r"^poolformer\.encoder\.patch_embeddings\.0\.projection", lambda _: "patch_embed.proj"),
+        (r"^poolformer\.encoder\.patch_embeddings\.(\d)\.projection", lambda n: f"network.{2 * int(n[1]) - 1}.proj"),
+        (r"^poolformer\.encoder\.block\.(\d)", lambda n: f"network.{2 * int(n[1])}"),
+        (r"\.before_norm\.", lambda _: ".norm1."),
+        (r"\.after_norm\.", lambda _: ".norm2."),
+        (r"\.output\.conv(\d)\.", lambda n: f".mlp.fc{n[1]}."),
+        (r"^classifier\.", lambda _: "head."),
+    )
+    state_dict = {}
+    for name, tensor in model.state_dict().items():
+        for pattern, replacement in renamings:
+            name = re.sub(pattern, replacement, name)
+        state_dict[name] = tensor
+    return state_dict
+
+
+def test_the_authors_layout_gives_the_same_model():
+    theirs = poolformer()
+    state_dict = in_the_authors_layout(theirs)
+    assert {"patch_embed.proj.weight", "network.0.0.norm1.bias", "network.1.proj.bias"} <= set(state_dict)
+    assert {"network.2.1.mlp.fc2.weight", "network.6.0.layer_scale_2", "norm.weight", "head.bias"} <= set(state_dict)
+    ours = from_poolformer(state_dict)
+    assert type(ours) is MetaFormerForImageClassification
+    assert (ours.config.depths, ours.config.mlp_ratio, ours.config.num_labels) == ([1, 2, 1, 1], 2, 3)
+    with torch.no_grad():
+        for pixel_values in (pool_images(2, 64, 64), pool_images(2, 50, 61)):
+            close(ours(pixel_values).logits, theirs(pixel_values).logits, 1e-5)
+
+
+def test_the_authors_constructor_arguments():
+    fields = {"patch_sizes": [5, 2, 2, 2], "strides": [3, 2, 2, 2], "padding": [1, 0, 0, 0]}
+    theirs = poolformer(**fields, pool_size=5, use_layer_scale=False, num_channels=1)
+    arguments = {"in_stride": 3, "in_pad": 1, "down_stride": 2, "down_pad": 0, "pool_size": 5, "drop_path_rate": 0.1}
+    ours = from_poolformer(in_the_authors_layout(theirs), arguments)
+    assert ours.config.drop_path_rate == 0.1
+    with torch.no_grad():
+        close(ours(pool_images()[:, :1]).logits, theirs(pool_images()[:, :1]).logits, 1e-5)
+
+
+@pytest.mark.parametrize("outputs", [[0, 1, 2, 3], [1, 2, 3]])
+def test_a_dense_release_is_a_backbone(outputs):
+    """A norm on what each stage puts out, or not on the first; of a whole detector, only what is its backbone."""
+    theirs = poolformer(PoolFormerForImageClassification)
+    norms = {index: shake_vision(nn.GroupNorm(1, theirs.config.hidden_sizes[index]), seed=index) for index in outputs}
+    state_dict = {
+        f"backbone.{name}": tensor
+        for name, tensor in in_the_authors_layout(theirs).items()
+        if not name.startswith(("head.", "norm."))
+    }
+    for index, norm in norms.items():
+        state_dict |= {f"backbone.norm{2 * index}.{name}": tensor for name, tensor in norm.state_dict().items()}
+    ours = from_poolformer(state_dict | {"neck.conv.weight": torch.zeros(2, 2)})
+    assert type(ours) is MetaFormerBackbone
+    assert ours.out_features == [f"stage{index + 1}" for index in outputs]
+    with torch.no_grad():
+        stages = theirs(pool_images(), output_hidden_states=True).hidden_states
+        for index, features in zip(outputs, ours(pool_images()).feature_maps, strict=True):
+            close(features, norms[index](stages[index]), 1e-5)
+
+
+@pytest.mark.parametrize("model_class", [MetaFormerForImageClassification, MetaFormerModel])
+def test_poolformer_there_and_back(model_class):
+    labels = dict(enumerate(["ant", "bee", "cat", "dog", "elk"]))
+    label2id = {label: number for number, label in labels.items()}
+    ours = small_metaformer("pooling", model_class, id2label=labels, label2id=label2id)
+    state_dict, config = to_poolformer(ours)
+    their_class = {"MetaFormerModel": PoolFormerModel}.get(model_class.__name__, PoolFormerForImageClassification)
+    assert config["architectures"] == [their_class.__name__]
+    theirs = their_class(PoolFormerConfig(**config)).eval()
+    assert not any(theirs.load_state_dict(state_dict))
+    with torch.no_grad():
+        close(theirs(pool_images())[0], ours(pool_images())[0], 1e-5)
+    again = from_poolformer(state_dict, config)
+    assert (again.config.id2label, again.config.label2id) == (labels, label2id)
+    for (name, tensor), expected in zip(again.state_dict().items(), ours.state_dict().values()):
+        assert torch.equal(tensor, expected), name
+
+
+def test_a_folder_of_transformers_becomes_one_of_ours(tmp_path):
+    theirs = poolformer()
+    theirs.save_pretrained(tmp_path / "theirs")
+    checkpoint = Checkpoint(tmp_path / "theirs")
+    assert format_of(checkpoint) == "poolformer"
+    write_folder(checkpoint, plan_of(checkpoint), tmp_path / "ours")
+    ours = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
+    assert type(ours) is MetaFormerForImageClassification
+    assert ours.config.id2label == {0: "ant", 1: "bee", 2: "cat"}
+    assert (tmp_path / "ours" / "preprocessor_config.json").is_file()
+    assert format_of(Checkpoint(tmp_path / "ours")) == "retnet_hf"
+    with torch.no_grad():
+        close(ours(pool_images()).logits, theirs(pool_images()).logits, 1e-5)
+
+
+def test_a_file_of_the_authors(tmp_path):
+    """A bare state dict, as the releases are, and one within a checkpoint of training."""
+    theirs = poolformer()
+    state_dict = in_the_authors_layout(theirs)
+    for name, held in {"bare.pth.tar": state_dict, "training.pth": {"epoch": 3, "state_dict": state_dict}}.items():
+        torch.save(held, tmp_path / name)
+        checkpoint = Checkpoint(tmp_path / name)
+        assert format_of(checkpoint) == "poolformer"
+        planned = plan_of(checkpoint)
+        with torch.no_grad():
+            close(planned.build(checkpoint.tensors)(pool_images()).logits, theirs(pool_images()).logits, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["s12", "s24", "s36", "m36", "m48"])
+def test_released_sizes_are_read_from_shapes(name):
+    expected = MetaFormerConfig.from_preset(name, num_labels=1000)
+    with torch.device("meta"):
+        theirs = PoolFormerForImageClassification(
+            PoolFormerConfig(hidden_sizes=expected.hidden_sizes, depths=expected.depths, num_labels=1000)
+        )
+    shapes = shapes_of(in_the_authors_layout(theirs))
+    planned = FORMATS["poolformer"].plan(shapes, None)
+    planned.check(shapes)
+    for field in ("hidden_sizes", "depths", "patch_sizes", "strides", "padding", "mlp_ratio", "num_labels", "pool_size"):
+        assert getattr(planned.config, field) == getattr(expected, field), field
+
+
+SMALL_MODELS = {
+    "rmt": lambda: to_rmt(small_rmt()),
+    "vir_official": lambda: to_vir_official(small_vir()),
+    "vir_pulfer": lambda: to_vir_pulfer(small_vir("pulfer", patch_size=6, intermediate_size=64)),
+    "poolformer": lambda: (in_the_authors_layout(poolformer()), {}),
+    "poolformer of transformers": lambda: (poolformer().state_dict(), None),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "arguments", "sentence"),
+    [
+        (
+            "rmt",
+            {"layers.2.blocks.1.pos.conv.weight": None},
+            {},
+            r"tensor layers\.2\.blocks\.1\.pos\.conv\.weight is",
+        ),
+        ("rmt", {"patch_embed.proj.0.weight": None}, {}, r"tensor patch_embed\.proj\.0\.weight is missing"),
+        ("rmt", {"layers.0.blocks.0.retention.bonus": torch.ones(2)}, {}, "retention.bonus has no place in the format rmt"),
+        ("rmt", {"head.bias": torch.ones(3)}, {}, r"head\.bias has shape \(3,\), but with this configuration it is \(5,\)"),
+        ("rmt", {"norm.bias": torch.full((20,), torch.nan)}, {}, r"norm\.bias holds values that are not finite"),
+        ("rmt", {}, {"heads_ranges": [3, 4, 6, 6]}, r"layers\.0\.Relpos\.decay holds other values"),
+        ("vir_official", {}, {"num_heads": None}, "no ViR of the authors has a hidden size of 16.* num_heads"),
+        ("vir_official", {}, {"global_pool": "token"}, "global_pool 'token' .* the first token sees no other"),
+        (
+            "vir_official",
+            {},
+            {"encode_mode": "bidirectional"},
+            "encode_mode 'bidirectional' .* its head reads the first",
+        ),
+        (
+            "vir_official",
+            {},
+            {"global_pool": "avg"},
+            "norm.weight has no place in ViRConfig, where the mean is taken",
+        ),
+        ("vir_official", {"norm_pre.weight": torch.ones(16)}, {}, "norm_pre.weight has no place in the format vir_official"),
+        ("vir_official", {"blocks.1.mlp.fc2.bias": None}, {}, "tensor blocks.1.mlp.fc2.bias is missing"),
+        ("vir_pulfer", {}, {"alphas": None}, "decay_mask holds other values than the configuration implies"),
+        ("vir_pulfer", {}, {"image_size": 30}, "has 25 patches of 6 pixels, but tensor pos_embed has positions for 16"),
+        ("poolformer", {"network.2.1.norm1.weight": None}, {}, "network.2.1.norm1.weight is missing"),
+        ("poolformer", {"network.2.1.mlp.fc2.bias": torch.zeros(7)}, {}, r"has shape \(7,\), but .* it is \(12,\)"),
+        ("poolformer", {"network.9.extra": torch.zeros(1)}, {}, "network.9.extra has no place in the format poolformer"),
+        ("poolformer", {"norm.weight": torch.full((24,), torch.nan)}, {}, "norm.weight holds values that are not finite"),
+        ("poolformer", {"patch_embed.proj.weight": None}, {}, "patch_embed.proj.weight is missing"),
+        ("poolformer of transformers", {}, None, "needs a config.json next to the weights: no tensor shows strides"),
+    ],
+)
+def test_what_does_not_fit_is_named(model, weights, arguments, sentence):
+    good, stated = SMALL_MODELS[model]()
+    given = {name: tensor for name, tensor in (good | weights).items() if tensor is not None}
+    stated = stated and {name: value for name, value in (stated | arguments).items() if value is not None}
+    name = model.split()[0]
+    with pytest.raises(CheckpointError, match=sentence):
+        getattr(FORMATS[name], f"from_{name}")(given, stated)
+
+
+@pytest.mark.parametrize("name", ["rmt", "vir_pulfer"])
+def test_buffers_may_be_absent(name):
+    weights, arguments = SMALL_MODELS[name]()
+    buffers = ("angle", "decay", "dim_sqrt", "decay_mask", "causal_mask")
+    bare = {key: tensor for key, tensor in weights.items() if not key.endswith(buffers)}
+    assert len(bare) < len(weights)
+    read, again = (getattr(FORMATS[name], f"from_{name}")(each, arguments).state_dict() for each in (weights, bare))
+    assert all(torch.equal(read[key], again[key]) for key in read)
