@@ -393,9 +393,7 @@ class ViRModel(ViRPreTrainedModel):
         for tokens in lengths:
             layout = layout_of((1, tokens), hidden_states.device)
             options["kernels"] = kernels_of_call(self.kernels, layout, hidden_states.dtype, sizes)
-            plans.append(
-                Plan(layout, lambda _, **given: Rotation(None, scale, **given), log_decays, form, chunk_size, **options)
-            )
+            plans.append(Plan(layout, lambda _, **given: Rotation(None, scale, **given), log_decays, *fixed, **options))
         for layer in self.layers:
             hidden_states = layer(hidden_states, plans=plans, states=states, **kwargs)
         return hidden_states

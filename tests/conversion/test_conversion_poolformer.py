@@ -10,9 +10,9 @@ import re
 import pytest
 import torch
 from foreign_images import to_poolformer
-from random_vision import shake_vision
-from small_metaformer import images, small_metaformer
 from small_models import close
+from small_vision_models import shake_vision, small_metaformer
+from small_vision_models import stage_images as images
 from torch import Tensor, nn
 from transformers import AutoModelForImageClassification, PoolFormerConfig, PoolFormerForImageClassification, PoolFormerModel
 

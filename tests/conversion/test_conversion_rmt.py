@@ -10,7 +10,8 @@ import pytest
 import torch
 from foreign_images import to_rmt
 from small_models import close
-from small_rmt import images, small_rmt
+from small_vision_models import small_rmt
+from small_vision_models import stage_images as images
 from torch import Tensor
 from transformers.initialization import no_init_weights
 

@@ -9,7 +9,8 @@ from foreign_images import to_vir_official, to_vir_pulfer
 from golden import Golden, at_hand, golden
 from safetensors.torch import save_file
 from small_models import close
-from small_vir import images, small_vir
+from small_vision_models import small_vir
+from small_vision_models import vir_images as images
 from torch import Tensor
 
 from retnet_hf import ViRConfig, ViRForImageClassification

@@ -10,7 +10,6 @@ from retnet_hf.ops.retention_forms import bidirectional_retention
 from retnet_hf.vision.manhattan_retention import (
     COMBINED_AT_ONCE,
     chunkwise_manhattan_retention,
-    form_of_grid,
     manhattan_map,
     manhattan_retention,
 )
@@ -101,14 +100,6 @@ def test_every_form_is_the_masked_product_outputs_and_gradients(seed, dtype, hei
         assert_close(actual, reference, dtype, name)
 
 
-def test_for_a_gradient_the_chunkwise_form_keeps_nothing_but_its_operands():
-    image, kept = Image(0, 30, 25, mask=True, learned=False), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        image.run("chunkwise", tile_size=4)
-    operands = sum(tensor.numel() for tensor in (image.query, image.key, image.value))
-    assert sum(tensor.numel() for tensor in kept) < 1.1 * operands
-
-
 def test_the_gradient_of_a_gradient_is_that_of_the_masked_product():
     image = Image(0, 7, 6, mask=True, learned=False)
     found = []
@@ -196,15 +187,6 @@ def test_an_image_of_one_row_or_column_is_a_sequence_read_both_ways(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_turning_the_image_turns_the_output(form):
-    image = Image(2, 9, 14)
-    expected = image.run(form, tile_size=(4, 5)).transpose(2, 3).flip(3)
-    turned = [tensor.transpose(2, 3).flip(3) for tensor in (image.query, image.key, image.value)]
-    output = manhattan_retention(*turned, image.log_decay, form=form, tile_size=(4, 5))
-    assert_close(output, expected, torch.float64, "output")
-
-
-@pytest.mark.parametrize("form", FORMS)
 def test_a_masked_token_adds_nothing_and_keeps_its_place(form):
     image = Image(3, 7, 6, mask=True)
     output = image.run(form, tile_size=3)
@@ -231,17 +213,6 @@ def test_the_map_times_the_values_is_the_output():
     output = (scores @ image.value.flatten(2, 3)).unflatten(2, (4, 6))
     assert_close(output, image.masked_product(), torch.float64, "output")
     assert torch.equal(output, image.run("parallel", scores=scores))
-
-
-@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
-def test_gradcheck_in_float64(form):
-    image = Image(6, 3, 4, mask=True, key_dim=2, value_dim=2)
-
-    def function(query, key, value, log_decay):
-        return image.visible(manhattan_retention(query, key, value, log_decay, image.mask, form, tile_size=2))
-
-    operands = (image.query, image.key, image.value, image.log_decay)
-    assert torch.autograd.gradcheck(function, operands, fast_mode=True)
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.999999, 1e-6])
@@ -344,18 +315,17 @@ def test_memory_kept_for_backward_is_linear_in_the_number_of_tokens():
 @pytest.mark.parametrize(("height", "width", "form"), [(14, 14, "parallel"), (4, 80, "parallel"), (40, 40, "chunkwise")])
 def test_auto_is_parallel_for_few_tokens_and_chunkwise_for_many(height, width, form):
     image = Image(13, height, width, torch.float32, key_dim=32, value_dim=32)
-    assert form_of_grid(height, width, 32, 32) == form
+    other = {"parallel": "chunkwise", "chunkwise": "parallel"}[form]
     assert torch.equal(image.run("auto"), image.run(form))
+    assert not torch.equal(image.run("auto"), image.run(other))
 
 
 def test_bad_input_gets_a_sentence():
     image = Image(14, 4, 5)
-    operands = (image.query, image.key, image.value, image.log_decay)
+    query, key, value = image.query, image.key, image.value
     with pytest.raises(ValueError, match="form must be one of auto, parallel, recurrent, chunkwise, got 'fast'"):
-        manhattan_retention(*operands, form="fast")
-    with pytest.raises(ValueError, match="query and key must be"):
-        manhattan_retention(image.query, image.key[:, :, :2], image.value, image.log_decay)
-    with pytest.raises(ValueError, match="query and key must be"):
-        manhattan_retention(image.query, image.key, image.value[:, :, :, :2], image.log_decay)
-    with pytest.raises(ValueError, match="query and key must be"):
-        manhattan_retention(*(tensor.flatten(2, 3) for tensor in operands[:3]), image.log_decay)
+        image.run("fast")
+    flat = tuple(tensor.flatten(2, 3) for tensor in (query, key, value))
+    for operands in ((query, key[:, :, :2], value), (query, key, value[:, :, :, :2]), flat):
+        with pytest.raises(ValueError, match="query and key must be"):
+            manhattan_retention(*operands, image.log_decay)

@@ -13,11 +13,10 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from peft import LoraConfig, PeftModel, get_peft_model
-from random_vision import random_images
 from safetensors import safe_open
 from safetensors.torch import load_file
 from small_models import PACKAGE_ABSENT, close, rounding
-from small_vision_models import VISION_FAMILIES, random_picture
+from small_vision_models import VISION_FAMILIES, random_images, random_picture
 from torch import Tensor
 from torch.export import Dim
 from torch.nn import functional as F
