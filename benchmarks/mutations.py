@@ -48,6 +48,7 @@ TESTS = {
     "retnet_hf/vision/modeling_rmt": "rmt vision_promises",
     "retnet_hf/vision/image_processing": "image_processing",
     "retnet_hf/conversion/vir": "conversion_vir",
+    "retnet_hf/vision/configuration": "vision_configurations vision_blocks",
     "retnet_hf/vision/": "vir rmt metaformer vision_blocks vision_promises",
     "retnet_hf/conversion/": "conversion_retnet conversion_writers conversion_family conversion_families conversion_ling",
 }

@@ -11,7 +11,7 @@ from golden import at_hand, golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import close
-from small_vision_models import shake_vision, small_rmt, small_rmt_config
+from small_vision_models import VISION_FAMILIES, shake_vision, small_rmt, small_rmt_config
 from small_vision_models import stage_images as images
 from torch import Tensor, nn
 
@@ -239,18 +239,8 @@ def test_token_classifier(where):
 
 def test_compiled_training_step_of_a_decomposed_stage_is_one_graph(fresh_compiler):
     """Of a whole stage it is tested with the other promises to image classifiers."""
-    model = small_rmt(
-        hidden_sizes=[8],
-        depths=[1],
-        num_attention_heads=[2],
-        mlp_ratios=[2],
-        attention_types=["decomposed"],
-        decay_exponents=[2],
-        decay_exponent_ranges=[4],
-        use_layer_scale=[True],
-        token_classifier_input="hidden_states",
-        drop_path_rate=0.0,
-    )
+    smallest = VISION_FAMILIES["rmt"].smallest | {"attention_types": ["decomposed"]}
+    model = VISION_FAMILIES["rmt"].model(**smallest, token_classifier_input="hidden_states")
     batch = {"pixel_values": images(2, 24, 20), "labels": torch.tensor([0, 3])}
     gradients = []
     for forward in (copy.deepcopy(model), torch.compile(model, fullgraph=True, backend="aot_eager")):
