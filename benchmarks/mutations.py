@@ -50,6 +50,7 @@ TESTS = {
     "retnet_hf/conversion/rmt": "conversion_vision",
     "retnet_hf/conversion/poolformer": "conversion_vision",
     "retnet_hf/linearization/": "linearization linearization_report linearization_training",
+    "retnet_hf/vision/configuration": "vision_configurations vision_blocks",
     "retnet_hf/vision/": "vir rmt metaformer vision_blocks vision_promises",
     "retnet_hf/cpu/": "decoding_programs prompt_programs decoding_products serving_limits",
     "retnet_hf/cli/": "cli_chat cli_tools cli",

@@ -24,12 +24,9 @@ def cross_entropy_kernel(
     labels,  # (N,)
     losses,  # (N,)
     gradient,  # (N, V), possibly the logits
-    columns,
-    of_logits,
-    of_gradient,
-    ignored,
+    columns, of_logits, of_gradient, ignored,
     TILE: tl.constexpr,
-):
+):  # fmt: skip
     """Computes -ln softmax(logits)[label] of one row, and its gradient. Both are 0 for the label `ignored`.
 
     The loss of a label that is no index of a column is nan.

@@ -93,7 +93,6 @@ class CudaGraph:
         return result
 
     def replay(self) -> None:
-        """Computes the values of the result."""
         self.graph.replay()
 
     def release(self) -> None:
@@ -122,10 +121,7 @@ class CapturedStep:
         self.given_up = False
 
     def __call__(self, model: nn.Module, forward: Callable[..., ModelOutput], inputs: dict[str, Any]) -> ModelOutput | None:
-        """Returns the outputs of `forward`, or None if the caller has to compute them.
-
-        It has to, unless the arguments only request the logits of one new token per row.
-        """
+        """Returns the outputs of `forward`, or None unless the call asks only for the logits of one new token per row."""
         input_ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if model is not self.model or type(input_ids) is not Tensor or type(mask) not in (Tensor, type(None)):
             return None
@@ -188,10 +184,7 @@ class CapturedStep:
         return in_place
 
     def finds_memory(self) -> bool:
-        """Returns whether the state may be overwritten, and is at the addresses that the captured step uses.
-
-        Reordered rows, as in beam search, are copied to the captured addresses.
-        """
+        """Returns whether the state may be overwritten, and is at the captured addresses. Copies reordered rows there."""
         for layer in self.state.layers:
             if not layer.is_initialized or layer.record_past or layer.borrowed:
                 return False
@@ -206,7 +199,6 @@ class CapturedStep:
         return True
 
     def release(self) -> None:
-        """Drops the outputs and hands the graph's memory to the next graph."""
         self.logits = self.outputs = None
         self.graph.release()
 

@@ -67,20 +67,9 @@ def normed_gate_kernel(
     gate,  # (B, T, H V)
     weight,  # (V,)
     output,  # (B, T, H V), dense in memory
-    rows,
-    length,
-    value_batch,
-    value_head,
-    value_token,
-    gate_batch,
-    gate_token,
-    H: tl.constexpr,
-    V: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    rows, length, value_batch, value_head, value_token, gate_batch, gate_token,
+    H: tl.constexpr, V: tl.constexpr, EPS: tl.constexpr, HAS_WEIGHT: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Computes norm(values) · SiLU(gate) for some rows, counted in the order of the output."""
     row, columns = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, TILE)
     there = (row < rows)[:, None] & (columns < V)[None, :]
@@ -103,24 +92,10 @@ def normed_gate_backward_kernel(
     of_values,  # (B, H, T, V)
     of_gate,  # (B, T, H V), dense in memory
     of_weight,  # (programs, V)
-    rows,
-    length,
-    tiles_of_program,
-    value_batch,
-    value_head,
-    value_token,
-    gate_batch,
-    gate_token,
-    of_value_batch,
-    of_value_head,
-    of_value_token,
-    H: tl.constexpr,
-    V: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    rows, length, tiles_of_program, value_batch, value_head, value_token, gate_batch, gate_token, of_value_batch,
+    of_value_head, of_value_token,
+    H: tl.constexpr, V: tl.constexpr, EPS: tl.constexpr, HAS_WEIGHT: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Computes the gradients of `normed_gate_kernel` for some rows, and the sum of these rows' gradients of the weight.
 
     With n = x / rms(x) and its gradient g: dx = (g - n mean(g n)) / rms(x).

@@ -83,8 +83,7 @@ def difference(
 ) -> str | None:
     """Returns a description of the difference between the kernels and PyTorch's operations in float64; None if they agree.
 
-    The head sizes are the model's, so that the kernels compiled here are the kernels that the model uses. The CPU computes
-    in float64 while the kernels compile.
+    The CPU computes in float64 while the kernels compile.
     """
     with torch.set_grad_enabled("gradients" in parts):
         samples = [Sample(dtype, sizes, part) for part in parts]
@@ -118,8 +117,7 @@ class Sample:
         def drawn(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, device="cpu", dtype=torch.float32)
 
-        def normal(*sizes: int) -> Tensor:
-            """Returns random operands: (1, T, D), or heads (1, H, T, D) that are a view."""
+        def normal(*sizes: int) -> Tensor:  # (1, T, D), or heads (1, H, T, D) that are a view
             numbers = drawn(1, length, *sizes).to(dtype)
             return numbers.transpose(1, 2) if len(sizes) > 1 else numbers
 

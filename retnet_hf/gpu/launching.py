@@ -40,7 +40,6 @@ def compiled_together() -> Iterator[None]:
 
 
 def compile_alone(kernel: Any, arguments: tuple, options: dict[str, Any]) -> None:
-    """Compiles a kernel for these arguments, and loads it to the device of the first argument."""
     with torch.cuda.device_of(arguments[0]):
         kernel.warmup(*arguments, grid=(1,), **options)[(1, 1, 1)]
 

@@ -164,31 +164,11 @@ def states_kernel(
     sums,  # (B, M, segments, K, V)
     states,  # (B, M, N, K, V)
     final,  # (B, M, K, V)
-    batches,
-    length,
-    chunks,
-    chunks_in_segment,
-    key_batch,
-    key_head,
-    key_token,
-    value_batch,
-    value_head,
-    value_token,
-    M: tl.constexpr,
-    READERS: tl.constexpr,
-    SHARING: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    TILE_K: tl.constexpr,
-    TILE_V: tl.constexpr,
-    BACKWARD: tl.constexpr,
-    SUMS_ONLY: tl.constexpr,
-    MARKED: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    batches, length, chunks, chunks_in_segment, key_batch, key_head, key_token, value_batch, value_head, value_token,
+    M: tl.constexpr, READERS: tl.constexpr, SHARING: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
+    TILE_K: tl.constexpr, TILE_V: tl.constexpr, BACKWARD: tl.constexpr, SUMS_ONLY: tl.constexpr, MARKED: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Computes one tile of a state over the chunks of one segment, and stores the state before each chunk.
 
     With SUMS_ONLY, it stores only what the segment adds to the state. Otherwise it starts from the sums of other segments.
@@ -268,37 +248,12 @@ def read_kernel(
     log_decay,  # (M,)
     layout,  # (3, B, T + 1)
     output,  # (B, H, T, V)
-    batches,
-    length,
-    chunks,
-    query_batch,
-    query_head,
-    query_token,
-    key_batch,
-    key_head,
-    key_token,
-    value_batch,
-    value_head,
-    value_token,
-    output_batch,
-    output_head,
-    output_token,
-    HEADS: tl.constexpr,
-    QUERY_SHARING: tl.constexpr,
-    KEY_SHARING: tl.constexpr,
-    HEADS_OF_MATRIX: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    TILE_K: tl.constexpr,
-    TILE_V: tl.constexpr,
-    BACKWARD: tl.constexpr,
-    BOTH: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-    MARKED: tl.constexpr,
-    DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    batches, length, chunks, query_batch, query_head, query_token, key_batch, key_head, key_token, value_batch, value_head,
+    value_token, output_batch, output_head, output_token,
+    HEADS: tl.constexpr, QUERY_SHARING: tl.constexpr, KEY_SHARING: tl.constexpr, HEADS_OF_MATRIX: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, TILE_K: tl.constexpr, TILE_V: tl.constexpr, BACKWARD: tl.constexpr,
+    BOTH: tl.constexpr, TRANSPOSED: tl.constexpr, MARKED: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Computes a tile of the columns of (Q Kᵀ ⊙ D) V + Q S for one chunk: the output or, with other operands, a gradient.
 
     With BACKWARD, D is transposed, so that the effects of a token on later tokens are summed. With BOTH, D is symmetric, and
@@ -413,16 +368,12 @@ def product_type(*operands: Tensor) -> tuple[torch.dtype, str]:
     types = {operand.dtype for operand in operands}
     if types == {torch.bfloat16}:
         return torch.bfloat16, "ieee"
-    coarse = torch.float32 not in types or multiplies_as_tf32()
+    coarse = torch.float32 not in types
+    if not coarse:  # reads one of PyTorch's two settings, which must not be mixed
+        matmul = torch.backends.cuda.matmul
+        given = matmul.fp32_precision if hasattr(matmul, "fp32_precision") else None
+        coarse = torch.get_float32_matmul_precision() != "highest" if given is None else given == "tf32"
     return torch.float32, "tf32" if coarse and torch.version.hip is None else "ieee"
-
-
-def multiplies_as_tf32() -> bool:
-    """Returns whether float32 may be multiplied as TF32. Reads one of PyTorch's two settings, which must not be mixed."""
-    matmul = torch.backends.cuda.matmul
-    if hasattr(matmul, "fp32_precision"):
-        return matmul.fp32_precision == "tf32"
-    return torch.get_float32_matmul_precision() != "highest"
 
 
 def launches_at_once(tensor: Tensor) -> bool:
@@ -631,19 +582,7 @@ chunkwise_backward_operator = torch.library.custom_op(
 
 
 @chunkwise_backward_operator.register_fake
-def _shapes_of_gradients(
-    output_gradient,
-    state_gradient,
-    query,
-    key,
-    value,
-    log_decay,
-    initial_state,
-    mask,
-    reset,
-    chunk_size,
-    bidirectional=False,
-):
+def _shapes_of_gradients(output_gradient, state_gradient, query, key, value, log_decay, initial_state, *others, **options):
     operands = [with_dense_rows(operand) for operand in (query, key, value)]
     gradients = [empty_rows(operand, operand.shape[1], operand.dtype) for operand in operands]
     state = empty_state(query, key, value, log_decay)
@@ -759,27 +698,11 @@ def step_kernel(
     places,  # (B)
     state,  # (B, M, K, V); with HAS_PLACES, (rows, M, K, V)
     output,  # (B, H, V)
-    rows,
-    query_batch,
-    query_head,
-    key_batch,
-    key_head,
-    value_batch,
-    value_head,
-    decay_batch,
-    state_batch,
-    state_matrix,
+    rows, query_batch, query_head, key_batch, key_head, value_batch, value_head, decay_batch, state_batch, state_matrix,
     state_row,
-    M: tl.constexpr,
-    READERS: tl.constexpr,
-    SHARING: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    ALL_K: tl.constexpr,
-    TILE_V: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    HAS_PLACES: tl.constexpr,
-):
+    M: tl.constexpr, READERS: tl.constexpr, SHARING: tl.constexpr, K: tl.constexpr, V: tl.constexpr, ALL_K: tl.constexpr,
+    TILE_V: tl.constexpr, HAS_MASK: tl.constexpr, HAS_PLACES: tl.constexpr,
+):  # fmt: skip
     """Updates a tile of columns of one state with a token, and computes its heads' outputs while it is in registers.
 
     With HAS_PLACES, token b has row places[b] of the state. The output of a row that does not exist is NaN.
@@ -849,21 +772,8 @@ def check_step(query, key, value, decay, state) -> None:
         raise RuntimeError(f"a step has one token, got {query.shape[2]}.")
 
 
-def launch_step(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    decay: Tensor,
-    write_mask: Tensor | None,
-    state: Tensor,
-    places: Tensor | None = None,
-) -> Tensor:
-    """Updates the state with a token of each sequence, and returns the output (B, H, 1, V).
-
-    Args:
-        places: (B,) int64, the row of the state that belongs to each sequence; None if sequence b has row b.
-        Other arguments as in `recurrent_step_operator`.
-    """
+def launch_step(query, key, value, decay, write_mask, state, places: Tensor | None = None) -> Tensor:
+    """Computes `recurrent_step_operator`. Sequence b has row places[b] of the state, (B,) int64, or row b if None."""
     check_step(query, key, value, decay, state if places is None else state[: len(places)])
     places = None if places is None else places.contiguous()
     query, key, value = (with_dense_rows(tensor) for tensor in (query, key, value))

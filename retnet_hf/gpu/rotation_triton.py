@@ -50,34 +50,14 @@ def rotation_kernel(
     query,  # (B, H, T, K)
     key,  # (B, G, T, K)
     query_cos,  # (B|1, 1, T, K / 2), dense in memory, like the next three
-    query_sin,
-    key_cos,
-    key_sin,
+    query_sin, key_cos, key_sin,
     rotated_query,  # (B, H, T, K)
     rotated_key,  # (B, G, T, K)
-    length,
-    batches,
-    query_batch,
-    query_head,
-    query_token,
-    key_batch,
-    key_head,
-    key_token,
-    rotated_query_batch,
-    rotated_query_head,
-    rotated_query_token,
-    rotated_key_batch,
-    rotated_key_head,
-    rotated_key_token,
-    query_angle_batch,
+    length, batches, query_batch, query_head, query_token, key_batch, key_head, key_token, rotated_query_batch,
+    rotated_query_head, rotated_query_token, rotated_key_batch, rotated_key_head, rotated_key_token, query_angle_batch,
     key_angle_batch,
-    H: tl.constexpr,
-    G: tl.constexpr,
-    HALF: tl.constexpr,
-    TILE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BACK: tl.constexpr,
-):
+    H: tl.constexpr, G: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr, TOKENS: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
     """Rotates some tokens of one head of the queries or, in the last programs, of the keys."""
     tiles = tl.cdiv(length, TOKENS)
     tile, of_head = tl.program_id(0) % tiles, tl.program_id(0) // tiles

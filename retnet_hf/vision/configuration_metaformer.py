@@ -123,17 +123,14 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
             self.num_attention_heads = [
                 next((heads for heads in range(size // 32, 1, -1) if size % heads == 0), 1) for size in self.hidden_sizes
             ]
-        self.base_model_tp_plan = self._tensor_parallel_plan()
-        super().__post_init__(**kwargs)
-
-    def _tensor_parallel_plan(self) -> dict[str, str]:
-        """Returns the tensor-parallel style of each weight. Outputs are gathered, so heads need not divide among ranks."""
+        # Outputs are gathered, so heads need not divide among ranks.
         plan = {"mlp.fc1": "colwise", "mlp.fc2": "rowwise"}
         if set(self.token_mixers) & set(MIXERS_WITH_HEADS):
             gates = self.use_output_gate and set(self.token_mixers) & set(MIXERS_WITH_DECAY)
             plan |= {f"mixer.{name}_proj": "colwise_gather_output" for name in ("qkvg" if gates else "qkv")}
             plan["mixer.o_proj"] = "rowwise_split_input"
-        return {f"stages.*.blocks.*.{name}": style for name, style in plan.items()}
+        self.base_model_tp_plan = {f"stages.*.blocks.*.{name}": style for name, style in plan.items()}
+        super().__post_init__(**kwargs)
 
     def decays(self, stage: int) -> list[float]:
         """Returns γ of each head of a stage, in double precision."""

@@ -130,15 +130,12 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         if self.intermediate_size is None:
             self.intermediate_size = int(self.hidden_size * mlp_ratio)
         self._name_stages(self.num_hidden_layers, kwargs)
-        self.base_model_tp_plan = self._tensor_parallel_plan()
-        super().__post_init__(**kwargs)
-
-    def _tensor_parallel_plan(self) -> dict[str, str]:
-        """Returns the tensor-parallel style of each weight. Each rank computes all heads, since a norm may span them."""
+        # Each rank computes all heads, since a norm may span them.
         plan = {"retention.o_proj": "rowwise_split_input", "mlp.fc1": "colwise", "mlp.fc2": "rowwise"}
         if not self.use_per_head_projections:
             plan |= {f"retention.{name}_proj": "colwise_gather_output" for name in "qkv"}
-        return {f"layers.*.{name}": style for name, style in plan.items()}
+        self.base_model_tp_plan = {f"layers.*.{name}": style for name, style in plan.items()}
+        super().__post_init__(**kwargs)
 
     @property
     def head_dim(self) -> int:

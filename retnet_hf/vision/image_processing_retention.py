@@ -26,31 +26,21 @@ from transformers.utils import is_torchvision_available
 from ..hub.saving import SavedWithCode
 
 
-def rgb_of_picture(picture: PIL.Image.Image) -> np.ndarray:
-    """Returns a picture of any mode as (3, height, width) uint8, with white where it is transparent.
+def rgb_of(image: PIL.Image.Image | np.ndarray | Tensor, input_data_format: str | None = None) -> np.ndarray | Tensor:
+    """Returns an image as (3, height, width), arrays of floats as float32, all else as uint8, transparent pixels as white.
 
     transformers' own conversion clips 16-bit values to white, makes "F" black, and ignores transparency in some modes.
-
-    Raises:
-        ValueError: if the picture has no pixels.
     """
-    if 0 in picture.size:
-        raise ValueError(f"An image must have pixels, got one of width and height {picture.size}.")
-    if picture.mode[0] in "IF":
-        levels = np.asarray(picture, np.float32) * (255 if picture.mode == "F" else 1 / 257)
-        picture = PIL.Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
-    if picture.getbands()[-1] in "Aa" or "transparency" in picture.info:
-        picture = picture.convert("LA" if picture.mode == "La" else "RGBA").convert("RGBA")
-        picture = PIL.Image.alpha_composite(PIL.Image.new("RGBA", picture.size, "white"), picture)
-    return np.moveaxis(np.array(picture.convert("RGB")), -1, 0)
-
-
-def rgb_of_array(image: np.ndarray | Tensor, input_data_format: ChannelDimension | str | None = None) -> Tensor:
-    """Returns an array with 1, 3 or 4 channels as (3, height, width): floats as float32, all else as uint8.
-
-    Raises:
-        ValueError: if the image has no pixels or another number of channels, or four channels of floats outside [0, 1].
-    """
+    if isinstance(image, PIL.Image.Image):
+        if 0 in image.size:
+            raise ValueError(f"An image must have pixels, got one of width and height {image.size}.")
+        if image.mode[0] in "IF":
+            levels = np.asarray(image, np.float32) * (255 if image.mode == "F" else 1 / 257)
+            image = PIL.Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
+        if image.getbands()[-1] in "Aa" or "transparency" in image.info:
+            image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+            image = PIL.Image.alpha_composite(PIL.Image.new("RGBA", image.size, "white"), image)
+        return np.moveaxis(np.array(image.convert("RGB")), -1, 0)
     if isinstance(image, np.ndarray):  # torch accepts neither foreign byte orders nor negative strides
         image = torch.from_numpy(np.array(image, dtype=image.dtype.newbyteorder("="), order="C"))
     if not image.numel():
@@ -110,7 +100,6 @@ class RetentionImageProcessing(SavedWithCode):
     size, crop_pct, resample = {"height": 224, "width": 224}, None, PILImageResampling.BICUBIC
     image_mean, image_std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-    # transformers documents to_dict and `_preprocess` as the methods in which a processor adds options.
     def to_dict(self) -> dict:
         """Returns the options as transformers does, without the `_auto_class` that `save_pretrained` sets."""
         return {name: value for name, value in super().to_dict().items() if name != "_auto_class"}
@@ -131,36 +120,26 @@ class RetentionImageProcessing(SavedWithCode):
         images = super().fetch_images(images)
         return images[None] if getattr(images, "ndim", None) == 2 else images
 
-    def process_image(
-        self,
-        image: ImageInput,
-        do_convert_rgb: bool | None = None,
-        input_data_format: ChannelDimension | str | None = None,
-        **kwargs,
-    ) -> np.ndarray | Tensor:
+    def process_image(self, image, do_convert_rgb=None, input_data_format=None, **kwargs) -> np.ndarray | Tensor:
         """Returns an image as (channels, height, width), in the type of the backend, in RGB if `do_convert_rgb`."""
         if do_convert_rgb:
-            is_picture = isinstance(image, PIL.Image.Image)
-            image = rgb_of_picture(image) if is_picture else rgb_of_array(image, input_data_format)
-            input_data_format = ChannelDimension.FIRST
+            image, input_data_format = rgb_of(image, input_data_format), ChannelDimension.FIRST
         if self.backend == "pil" and isinstance(image, Tensor):
             image = image.cpu()
         return super().process_image(image, do_convert_rgb=False, input_data_format=input_data_format, **kwargs)
 
     def _preprocess(self, images, do_resize, size: SizeDict, resample, crop_pct=None, **kwargs) -> BatchFeature:
         if do_resize and crop_pct is not None:
-            images = [self.resize(image, covering(image.shape[-2:], size, crop_pct), resample) for image in images]
-            do_resize, kwargs = False, kwargs | {"do_center_crop": True, "crop_size": size}
+            larger = []
+            for image in images:  # to the smallest size of the same proportions that covers `size` / `crop_pct`
+                (height, width), rows, columns = image.shape[-2:], int(size.height / crop_pct), int(size.width / crop_pct)
+                if height * columns <= width * rows:
+                    covering = SizeDict(height=rows, width=rows * width // height)
+                else:
+                    covering = SizeDict(height=columns * height // width, width=columns)
+                larger.append(self.resize(image, covering, resample))
+            images, do_resize, kwargs = larger, False, kwargs | {"do_center_crop": True, "crop_size": size}
         return super()._preprocess(images, do_resize=do_resize, size=size, resample=resample, **kwargs)
-
-
-def covering(image_size: tuple[int, int], size: SizeDict, crop_pct: float) -> SizeDict:
-    """Returns the smallest size with the proportions of `image_size` (height, width) that covers `size` / `crop_pct`."""
-    height, width = image_size
-    target_height, target_width = int(size.height / crop_pct), int(size.width / crop_pct)
-    if height * target_width <= width * target_height:
-        return SizeDict(height=target_height, width=target_height * width // height)
-    return SizeDict(height=target_width * height // width, width=target_width)
 
 
 class RetentionImageProcessorPil(RetentionImageProcessing, PilBackend):
@@ -174,10 +153,10 @@ class RetentionImageProcessorPil(RetentionImageProcessing, PilBackend):
         return np.stack([np.asarray(channel.resize((size.width, size.height), resample)) for channel in channels])
 
 
-_WITH_TORCHVISION = (RetentionImageProcessing, TorchvisionBackend)
+_BASES = (RetentionImageProcessing, TorchvisionBackend) if is_torchvision_available() else (RetentionImageProcessorPil,)
 
 
-class RetentionImageProcessor(*(_WITH_TORCHVISION if is_torchvision_available() else (RetentionImageProcessorPil,))):
+class RetentionImageProcessor(*_BASES):
     """Image processor that uses torchvision, or Pillow and NumPy if torchvision is not installed."""
 
 
@@ -188,8 +167,6 @@ class ViRImageProcessor(RetentionImageProcessor):
 
 
 class ViRImageProcessorPil(RetentionImageProcessorPil):
-    """`ViRImageProcessor` with Pillow and NumPy, whether or not torchvision is installed."""
-
     crop_pct = 0.9
 
 
@@ -200,8 +177,6 @@ class RMTImageProcessor(RetentionImageProcessor):
 
 
 class RMTImageProcessorPil(RetentionImageProcessorPil):
-    """`RMTImageProcessor` with Pillow and NumPy, whether or not torchvision is installed."""
-
     crop_pct = 0.875
 
 
@@ -212,6 +187,4 @@ class MetaFormerImageProcessor(RetentionImageProcessor):
 
 
 class MetaFormerImageProcessorPil(RetentionImageProcessorPil):
-    """`MetaFormerImageProcessor` with Pillow and NumPy, whether or not torchvision is installed."""
-
     crop_pct = 0.9

@@ -55,17 +55,6 @@ def default_tile_size(key_dim: int, value_dim: int) -> int:
     return round(math.sqrt(13 * key_dim * value_dim / (key_dim + value_dim)))
 
 
-def form_of_grid(height: int, width: int, key_dim: int, value_dim: int) -> str:
-    """Returns the form for "auto": parallel for up to 50 tokens per side of a tile, else chunkwise.
-
-    Chunkwise is faster on one CPU core from there on: 500, 700, 1000 and 1450 tokens for K = V = 16, 32, 64 and 128. An
-    exported program with a dynamic height or width cannot unroll a loop over tiles, so it gets the parallel form.
-    """
-    if torch.compiler.is_compiling() and not (isinstance(height, int) and isinstance(width, int)):
-        return "parallel"
-    return "parallel" if height * width <= 50 * default_tile_size(key_dim, value_dim) else "chunkwise"
-
-
 def line_decay(log_decay: Tensor, length: int) -> Tensor:
     """Returns γ^|n-m| along one axis, (H, L, L)."""
     place = torch.arange(length, dtype=log_decay.dtype, device=log_decay.device)
@@ -129,7 +118,7 @@ def recurrent_manhattan_retention(query: Tensor, key: Tensor, value: Tensor, log
 
 
 def tile_of_grid(query: Tensor, value: Tensor, tile_size: int | Tile | None) -> Tile:
-    """Returns rows and columns of a tile: `tile_size` or, if None, near `default_tile_size` to fill the grid evenly."""
+    """Returns rows and columns of a tile. Without `tile_size`, tiles fill the grid evenly."""
     height, width, key_dim = query.shape[2:]
     if tile_size is not None:
         rows, columns = (tile_size, tile_size) if isinstance(tile_size, int) else tile_size
@@ -212,9 +201,8 @@ class ChunkwiseManhattanRetention(torch.autograd.Function):
 
         dQ = (dO Vᵀ ⊙ D) K,    dK = (V dOᵀ ⊙ D) Q,    dV = (K Qᵀ ⊙ D) dO
 
-    There are two different scores, because V dOᵀ and K Qᵀ are transposes of the others, and two different states, Kᵀ V and
-    Qᵀ dO. Saves query, key and value for the backward pass, O(T (K + V)). Autograd would also save the scores and states of
-    all tiles.
+    It saves query, key and value for the backward pass, O(T (K + V)). Autograd would also save the scores and states of all
+    tiles.
     """
 
     forward = staticmethod(chunkwise_manhattan_retention)
@@ -279,7 +267,12 @@ def manhattan_retention(
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
     if form == "auto":
-        form = form_of_grid(*query.shape[2:], value.shape[-1])
+        # On one CPU core, chunkwise is faster from 50 tokens per side of a tile: 500 to 1450 tokens for K = V = 16 to 128.
+        # An exported program cannot unroll the loop over tiles of a dynamic grid.
+        height, width, key_dim = query.shape[2:]
+        dynamic = torch.compiler.is_compiling() and not (isinstance(height, int) and isinstance(width, int))
+        few = dynamic or height * width <= 50 * default_tile_size(key_dim, value.shape[-1])
+        form = "parallel" if few else "chunkwise"
     with torch.autocast(query.device.type, enabled=False):
         key = key if mask is None else key.masked_fill(~mask[:, None, :, :, None], 0)  # zeros add nothing
         if form == "chunkwise":  # operands keep their dtypes, which saves memory for the backward pass

@@ -34,7 +34,6 @@ from .vision_blocks import (
     StagedModelMixin,
     VisionPreTrainedModel,
     asks_for_maps,
-    classifier,
     drop_path_rates,
 )
 
@@ -48,7 +47,6 @@ class MetaFormerPooling(nn.Module):
         self.pool = nn.AvgPool2d(size, stride=1, padding=size // 2, count_include_pad=False)
 
     def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> tuple[Tensor, None]:
-        """Returns the mixed tokens (B, R, L, C), and None instead of a map."""
         mean = self.pool(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return mean - hidden_states, None
 
@@ -64,7 +62,7 @@ class MetaFormerIdentity(nn.Module):
 
 
 class MetaFormerHeads(nn.Module):
-    """Base class of the mixers with heads: projections to queries, keys and values, and of the output."""
+    """Base class of the mixers with heads: projections to query, key and value, and of the output."""
 
     def __init__(self, config: MetaFormerConfig, stage: int) -> None:
         super().__init__()
@@ -80,10 +78,8 @@ class MetaFormerHeads(nn.Module):
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns query and key (B, H, R, L, K) and value (B, H, R, L, V) of tokens (B, R, L, C)."""
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        return tuple(
-            projection(hidden_states).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4) for projection in projections
-        )
+        projected = (projection(hidden_states) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        return tuple(each.unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4) for each in projected)
 
 
 class MetaFormerRetention(MetaFormerHeads):
@@ -119,18 +115,11 @@ class MetaFormerRetention(MetaFormerHeads):
         (_, heads, *grid, key_dim), value_dim, both_ways = query.shape, value.shape[-1], self.config.bidirectional
         query, key, value = (tensor.flatten(2, 3) for tensor in (query, key, value))  # (B, H, T, .)
         layout, chunk_size = layout_of((1, query.shape[2]), query.device), default_chunk_size(key_dim, value_dim)
-        kernels = kernels_of_call(
-            self.kernels, layout, query.dtype, (heads, heads, heads, key_dim, value_dim, chunk_size, both_ways)
-        )
+        sizes = heads, heads, heads, key_dim, value_dim, chunk_size, both_ways
+        kernels = kernels_of_call(self.kernels, layout, query.dtype, sizes)
         options = {"with_final": False, "bidirectional": both_ways, "maps": output_maps, "kernels": kernels}
-        plan = Plan(
-            layout,
-            lambda _, **options: Rotation(None, **options),
-            [log_decay],
-            self.config.retention_form,
-            chunk_size,
-            **options,
-        )
+        form = self.config.retention_form
+        plan = Plan(layout, lambda _, **given: Rotation(None, **given), [log_decay], form, chunk_size, **options)
         output, _, maps = plan.compute(0, query, key, value)
         return output.unflatten(2, grid), maps
 
@@ -141,9 +130,8 @@ class MetaFormerManhattanRetention(MetaFormerRetention):
     def retain(
         self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, output_maps: bool
     ) -> tuple[Tensor, Tensor | None]:
-        maps, form = None, self.config.retention_form
-        if output_maps:
-            maps, form = manhattan_map(query, key, log_decay), "parallel"
+        maps = manhattan_map(query, key, log_decay) if output_maps else None
+        form = "parallel" if output_maps else self.config.retention_form
         return manhattan_retention(query, key, value, log_decay, form=form, scores=maps), maps
 
 
@@ -197,11 +185,7 @@ class MetaFormerBlock(GradientCheckpointingLayer):
         self.mlp = FeedForward(size, int(config.mlp_ratio * size), config.hidden_act)
         self.mlp_branch = ResidualBranch(size, layer_scale, drop_path_rate)
 
-    def forward(
-        self,
-        hidden_states: Tensor,  # (B, R, L, C)
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> Tensor:
+    def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
         branch, _ = self.mixer(self.mixer_norm(hidden_states), **kwargs)
         hidden_states = self.mixer_branch(hidden_states, branch)
         return self.mlp_branch(hidden_states, self.mlp(self.mlp_norm(hidden_states)))
@@ -230,7 +214,6 @@ class MetaFormerStage(nn.Module):
         self.blocks = nn.ModuleList([MetaFormerBlock(config, stage, rate) for rate in rates])
 
     def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
-        """Returns (B, C, R, L) from the output of the previous stage."""
         if self.patch_embedding is not None:
             hidden_states = self.patch_embedding(hidden_states)
         hidden_states = hidden_states.permute(0, 2, 3, 1).contiguous()
@@ -275,7 +258,7 @@ class MetaFormerForImageClassification(ImageClassifierMixin, MetaFormerPreTraine
     def __init__(self, config: MetaFormerConfig) -> None:
         super().__init__(config)
         self.norm = MetaFormerNorm(config, config.hidden_size)
-        self.classifier = classifier(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels > 0 else nn.Identity()
         self.post_init()
 
     def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:
@@ -286,10 +269,7 @@ class MetaFormerForImageClassification(ImageClassifierMixin, MetaFormerPreTraine
 class MetaFormerBackbone(StagedBackboneMixin, MetaFormerPreTrainedModel):
     """MetaFormer as a pyramid of feature maps, each with its own norm, for detection and segmentation."""
 
-    model_class = MetaFormerModel
-
-    def new_norm(self, size: int) -> nn.Module:
-        return MetaFormerNorm(self.config, size)
+    model_class, new_norm = MetaFormerModel, MetaFormerNorm
 
 
 __all__ = [

@@ -30,7 +30,6 @@ from .vision_blocks import (
     StagedModelMixin,
     VisionPreTrainedModel,
     asks_for_maps,
-    classifier,
     drop_path_rates,
 )
 
@@ -47,9 +46,7 @@ class RMTGeometry:
         column_decay: (1, H, R, R), ln γ^|Δrow| between the tokens of a column; None in a whole stage.
     """
 
-    def __init__(
-        self, angle: Tensor, decay: Tensor | None = None, row_decay: Tensor | None = None, column_decay: Tensor | None = None
-    ) -> None:
+    def __init__(self, angle: Tensor, decay=None, row_decay=None, column_decay=None) -> None:
         self.cos, self.sin = angle.cos(), angle.sin()
         self.decay, self.row_decay, self.column_decay = decay, row_decay, column_decay
 
@@ -135,7 +132,16 @@ class RMTAttention(nn.Module):
         key = rotate(heads(self.k_proj(hidden_states)), geometry.cos, geometry.sin).to(value.dtype)
         value, attention = heads(value), None
         if asks_for_maps(self.config, output_attentions):  # computes the output from the map, so that gradients reach it
-            attention = self._map(query, key, geometry, (rows, columns))
+            if self.decomposed:
+                # Attention along the rows, then along the columns, has one map, the product of two, because a single path
+                # leads from a token to another: along its own column, then along the other's row.
+                query, key = (tensor.unflatten(1, (rows, columns)).permute(0, 3, 1, 2, 4) for tensor in (query, key))
+                in_row = attention_map(query, key, geometry.row_decay[:, :, None], self.scaling)  # (B, H, R, L, L)
+                query, key = query.transpose(2, 3), key.transpose(2, 3)
+                in_column = attention_map(query, key, geometry.column_decay[:, :, None], self.scaling)  # (B, H, L, R, R)
+                attention = torch.einsum("bhlrs,bhslm->bhrlsm", in_column, in_row).flatten(4, 5).flatten(2, 3)
+            else:
+                attention = attention_map(query.transpose(1, 2), key.transpose(1, 2), geometry.decay, self.scaling)
             output = torch.einsum("bhts,bshk->bthk", attention, value)
         elif self.decomposed:
             query, key, value = (tensor.unflatten(1, (rows, columns)) for tensor in (query, key, value))
@@ -153,21 +159,6 @@ class RMTAttention(nn.Module):
         query, key, value = (tensor.reshape(-1, *shape[-3:]).transpose(1, 2) for tensor in (query, key, value))
         output, _ = attend(self, query, key, value, decay.to(query.dtype), scaling=self.scaling, dropout=0.0)
         return output.reshape(shape)
-
-    def _map(self, query: Tensor, key: Tensor, geometry: RMTGeometry, grid: tuple[int, int]) -> Tensor:
-        """Returns the attention map (B, H, T, T).
-
-        A decomposed stage attends along the rows, then along the columns. Both steps together have one map, the product of
-        two, because there is a single path from a token to another: along its own column, then along the other's row.
-        """
-        if not self.decomposed:
-            return attention_map(query.transpose(1, 2), key.transpose(1, 2), geometry.decay, self.scaling)
-        query, key = (tensor.unflatten(1, grid).permute(0, 3, 1, 2, 4) for tensor in (query, key))  # (B, H, R, L, K)
-        in_row = attention_map(query, key, geometry.row_decay[:, :, None], self.scaling)  # (B, H, R, L, L)
-        query, key = query.transpose(2, 3), key.transpose(2, 3)
-        in_column = attention_map(query, key, geometry.column_decay[:, :, None], self.scaling)  # (B, H, L, R, R)
-        attention = torch.einsum("bhlrs,bhslm->bhrlsm", in_column, in_row)
-        return attention.flatten(4, 5).flatten(2, 3)
 
 
 class RMTDepthwiseConvolution(ChannelsLast, nn.Conv2d):
@@ -210,7 +201,6 @@ class RMTBlock(GradientCheckpointingLayer):
         self.mlp_branch = ResidualBranch(size, layer_scale, drop_path_rate)
 
     def forward(self, hidden_states: Tensor, geometry: RMTGeometry, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
-        """Returns (B, R, L, C) from (B, R, L, C)."""
         hidden_states = hidden_states + self.position_encoding(hidden_states)
         branch, _ = self.attention(self.attention_norm(hidden_states), geometry=geometry, **kwargs)
         hidden_states = self.attention_branch(hidden_states, branch)
@@ -220,9 +210,7 @@ class RMTBlock(GradientCheckpointingLayer):
 class RMTConvolution(nn.Module):
     """3x3 convolution and batch norm. A stride of 2 halves height and width, rounded up."""
 
-    def __init__(
-        self, config: RMTConfig, in_channels: int, out_channels: int, stride: int = 1, activate: bool = False
-    ) -> None:
+    def __init__(self, config: RMTConfig, in_channels: int, out_channels: int, stride=1, activate=False) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=stride, padding=1)
         self.norm = nn.BatchNorm2d(out_channels, eps=config.batch_norm_eps)
@@ -246,7 +234,6 @@ class RMTStem(nn.Module):
         )
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Returns tokens (B, C, R, L) of images (B, num_channels, height, width)."""
         return self.layers(pixel_values)
 
 
@@ -262,7 +249,6 @@ class RMTStage(nn.Module):
         self.blocks = nn.ModuleList([RMTBlock(config, stage, rate) for rate in rates])
 
     def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
-        """Returns (B, C, R, L) from the output of the previous stage."""
         if self.merging is not None:
             hidden_states = self.merging(hidden_states)
         geometry = self.positions(*hidden_states.shape[2:], hidden_states.dtype, hidden_states.device)
@@ -306,7 +292,6 @@ class RMTProjection(nn.Module):
         self.act_fn = ACT2FN[config.projection_act]
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Returns (B, R, L, projection_size) from tokens (B, R, L, C)."""
         projected = self.norm(self.dense(hidden_states).permute(0, 3, 1, 2))
         return self.act_fn(projected).permute(0, 2, 3, 1)
 
@@ -322,11 +307,11 @@ class RMTForImageClassification(ImageClassifierMixin, RMTPreTrainedModel):
     def __init__(self, config: RMTConfig) -> None:
         super().__init__(config)
         self.projection = RMTProjection(config)
-        self.classifier = classifier(config.projection_size, config.num_labels)
+        self.classifier = nn.Linear(config.projection_size, config.num_labels) if config.num_labels > 0 else nn.Identity()
         self.token_classifier = None
         if config.token_classifier_input is not None and config.num_labels > 0:
             sizes = {"projection": config.projection_size, "hidden_states": config.hidden_size}
-            self.token_classifier = classifier(sizes[config.token_classifier_input], config.num_labels)
+            self.token_classifier = nn.Linear(sizes[config.token_classifier_input], config.num_labels)
         self.post_init()
 
     def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:
@@ -345,7 +330,7 @@ class RMTBackbone(StagedBackboneMixin, RMTPreTrainedModel):
 
     model_class = RMTModel
 
-    def new_norm(self, size: int) -> nn.Module:
+    def new_norm(self, config: RMTConfig, size: int) -> nn.Module:
         return nn.LayerNorm(size)  # the authors' backbones for dense prediction have PyTorch's default epsilon, too
 
 

@@ -37,7 +37,6 @@ from .vision_blocks import (
     VisionPreTrainedModel,
     asks_for_maps,
     check_pixel_values,
-    classifier,
     drop_path_rates,
 )
 
@@ -60,20 +59,10 @@ class ViREmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.embedding_dropout)
 
     def forward(
-        self,
-        pixel_values: Tensor,  # (B, num_channels, height, width)
-        image_shape: tuple[int, int],
-        first_row: int = 0,
-        bool_masked_pos: Tensor | None = None,  # (B, P)
+        self, pixel_values: Tensor, image_shape: tuple[int, int], first_row: int = 0, bool_masked_pos: Tensor | None = None
     ) -> Tensor:
-        """Returns the tokens (B, T, D) of whole images, or of a band of rows of the images.
-
-        Args:
-            image_shape: height and width of the whole images.
-            first_row: index of the first row of patches in `pixel_values`, counted in the whole images.
-        """
-        pixel_values = pixel_values.to(self.patch_embeddings.weight.dtype)
-        patches = self.patch_embeddings(pixel_values)  # (B, D, R, L)
+        """Returns the tokens (B, T, D) of images of shape `image_shape`, or of a band of them that begins at `first_row`."""
+        patches = self.patch_embeddings(pixel_values.to(self.patch_embeddings.weight.dtype))  # (B, D, R, L)
         last_row = first_row + patches.shape[2]
         patches = patches.flatten(2).transpose(1, 2)
         if bool_masked_pos is not None:
@@ -87,10 +76,9 @@ class ViREmbeddings(nn.Module):
         return torch.cat([hidden_states, hidden_states.flip(1)], dim=1) if self.config.mirror_sequence else hidden_states
 
     def positions(self, rows: int, columns: int, first_row: int, last_row: int) -> Tensor:
-        """Returns the learned positions of some rows of a grid of rows x columns patches: (1, (last_row - first_row) L, D).
+        """Returns the positions of some rows of a grid, (1, (last_row - first_row) L, D), as in ViT.
 
-        For another grid than the learned one, they are interpolated bicubically, as in ViT. One matrix interpolates the rows
-        and one the columns, so that the cost of a few rows does not depend on the height of the image.
+        One matrix interpolates the rows and one the columns, so that a few rows do not cost more in a higher image.
         """
         own_rows, own_columns = self.config.grid_shape
         if (rows, columns) == (own_rows, own_columns):
@@ -157,11 +145,8 @@ class ViRRetention(nn.Module):
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the call asks for it, else None."""
-
-        def heads(projected: Tensor) -> Tensor:  # (B, T, D) -> (B, H, T, K)
-            return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-        query, key, value = (heads(projection(hidden_states)) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        projected = (projection(hidden_states) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        query, key, value = (each.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for each in projected)  # (B, H, T, K)
         state = None if states is None else states.get(self)
         output, state, maps = plan.compute(0, *plan.rotate(query, key), value, state)
         if states is not None:
@@ -202,7 +187,7 @@ class ViRBlock(GradientCheckpointingLayer):
         return output
 
     def read(self, hidden_states: Tensor, plan: Plan, states: dict[nn.Module, Tensor] | None, **kwargs: Any) -> Tensor:
-        """Returns the output of the block for one piece of the tokens, (B, T, D) -> (B, T, D)."""
+        """Returns the output of the block for one piece of the tokens."""
         branch, _ = self.retention(self.retention_norm(hidden_states), plan=plan, states=states, **kwargs)
         hidden_states = self.retention_branch(hidden_states, branch)
         return self.mlp_branch(hidden_states, self.mlp(self.mlp_norm(hidden_states)))
@@ -244,6 +229,7 @@ class ViRModel(ViRPreTrainedModel):
         self.embeddings = ViREmbeddings(config, use_mask_token)
         self.decay = HeadDecay(config.decays())
         self.kernels = load_kernels("auto")
+        self.first_pooled = {"mean": 0, "mean_but_first": 1}.get(config.pooling)  # the first token of the mean, if any
         [rates] = drop_path_rates(config.drop_path_rate, [config.num_hidden_layers])
         self.layers = nn.ModuleList([ViRBlock(config, rate) for rate in rates])
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -299,7 +285,8 @@ class ViRModel(ViRPreTrainedModel):
         # No variable holds the embeddings, so that they are freed after the first block.
         hidden_states = self._read(self.embeddings(pixel_values, image_shape, 0, bool_masked_pos), retention_form, kwargs)
         tokens = self.norm(hidden_states)
-        pooled = self.norm(self._averaged(hidden_states).mean(dim=1)) if self._pools_mean else tokens[:, -1]
+        first = self.first_pooled
+        pooled = tokens[:, -1] if first is None else self.norm(hidden_states[:, first:].mean(dim=1))
         return BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=pooled)
 
     @torch.no_grad()
@@ -360,27 +347,18 @@ class ViRModel(ViRPreTrainedModel):
             hidden_states = self.embeddings(band, (height, width), first_row=top // patch_height)
             hidden_states = self._read(hidden_states, retention_form, {"output_attentions": False}, states)
             tokens, pooled = self.norm(hidden_states), None
-            if self._pools_mean:
-                averaged = self._averaged(hidden_states) if top == 0 else hidden_states
+            if self.first_pooled is not None:
+                averaged = hidden_states[:, self.first_pooled if top == 0 else 0 :]
                 total = total + averaged.sum(dim=1, dtype=torch.promote_types(hidden_states.dtype, torch.float32))
                 patches += averaged.shape[1]
             top += band.shape[2]
             if top == height:
-                pooled = self.norm((total / patches).to(tokens.dtype)) if self._pools_mean else tokens[:, -1]
+                pooled = self.norm((total / patches).to(tokens.dtype)) if patches else tokens[:, -1]
             yield BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=pooled)
         if top < height:
             raise ValueError(f"bands must fill an image of height {height}, got {top} rows of pixels.")
 
-    @property
-    def _pools_mean(self) -> bool:
-        return self.config.pooling in ("mean", "mean_but_first")
-
-    def _averaged(self, hidden_states: Tensor) -> Tensor:
-        """Returns the tokens whose mean is pooled, from tokens that begin with the first of the image."""
-        return hidden_states[:, 1:] if self.config.pooling == "mean_but_first" else hidden_states
-
     def _check(self, pixel_values: Tensor | None) -> None:
-        """Raises ValueError unless `pixel_values` is a batch of images, or of bands of images, of whole patches."""
         check_pixel_values(pixel_values, self.config.num_channels)
         patch_shape = self.config.patch_shape
         if any(size % patch or size == 0 for size, patch in zip(pixel_values.shape[2:], patch_shape)):
@@ -390,19 +368,12 @@ class ViRModel(ViRPreTrainedModel):
             )
 
     def _check_mean(self, argument: str, image_shape: tuple[int, int]) -> None:
-        """Raises ValueError if `pooling` would be the mean of no patches."""
         config = self.config
         if config.pooling == "mean_but_first" and not config.mirror_sequence and config.grid_of(image_shape) == (1, 1):
             raise ValueError(f"{argument} must have more than one patch if pooling is mean_but_first.")
 
-    def _read(
-        self,
-        hidden_states: Tensor,  # (B, T, D)
-        retention_form: str | None,
-        kwargs: dict[str, Any],  # further arguments of `forward`
-        states: dict[nn.Module, Tensor] | None = None,  # as in `ViRRetention.forward`
-    ) -> Tensor:
-        """Returns the output of the last block, (B, T, D)."""
+    def _read(self, hidden_states: Tensor, retention_form: str | None, kwargs: dict, states: dict | None = None) -> Tensor:
+        """Returns the output of the last block, (B, T, D). `kwargs` are further arguments of `forward`."""
         config, length = self.config, hidden_states.shape[1]
         maps = asks_for_maps(config, kwargs.get("output_attentions"))
         form = form_of_call(retention_form or config.retention_form, maps)
@@ -414,19 +385,15 @@ class ViRModel(ViRPreTrainedModel):
         if not (whole or maps) and isinstance(length, int):  # in an exported program, the length may be symbolic
             size = math.ceil(length / (math.ceil(length / PIECE_SIZE) * chunk_size)) * chunk_size  # whole chunks
             lengths = [min(size, length - start) for start in range(0, length, size)]
-        with_final = states is not None or len(lengths) > 1
-        heads, head_dim, device = config.num_attention_heads, config.head_dim, hidden_states.device
-        sizes = heads, heads, heads, head_dim, head_dim, chunk_size, config.bidirectional
-        options = {"with_final": with_final, "bidirectional": config.bidirectional, "maps": maps}
-
-        def rotation(position: Tensor, **options: Any) -> Rotation:
-            return Rotation(None, head_dim**-0.5, **options)
+        heads, head_dim, scale = config.num_attention_heads, config.head_dim, config.head_dim**-0.5
+        sizes, fixed = (heads, heads, heads, head_dim, head_dim, chunk_size, config.bidirectional), (form, chunk_size)
+        options = {"with_final": states is not None or len(lengths) > 1, "bidirectional": config.bidirectional, "maps": maps}
 
         plans = []
         for tokens in lengths:
-            layout = layout_of((1, tokens), device)
-            kernels = kernels_of_call(self.kernels, layout, hidden_states.dtype, sizes)
-            plans.append(Plan(layout, rotation, log_decays, form, chunk_size, kernels=kernels, **options))
+            layout = layout_of((1, tokens), hidden_states.device)
+            options["kernels"] = kernels_of_call(self.kernels, layout, hidden_states.dtype, sizes)
+            plans.append(Plan(layout, lambda _, **given: Rotation(None, scale, **given), log_decays, *fixed, **options))
         for layer in self.layers:
             hidden_states = layer(hidden_states, plans=plans, states=states, **kwargs)
         return hidden_states
@@ -439,7 +406,7 @@ class ViRForImageClassification(ImageClassifierMixin, ViRPreTrainedModel):
 
     def __init__(self, config: ViRConfig) -> None:
         super().__init__(config)
-        self.classifier = classifier(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels > 0 else nn.Identity()
         self.post_init()
 
     @torch.no_grad()
@@ -496,14 +463,12 @@ class ViRForMaskedImageModeling(ViRPreTrainedModel):
         reconstruction = pixels.permute(0, 1, 4, 2, 5, 3).reshape(pixel_values.shape)
         loss = None
         if bool_masked_pos is not None:
-            patch_height, patch_width = self.config.patch_shape
             mask = bool_masked_pos.view(-1, 1, *decoded.shape[2:])
-            mask = mask.repeat_interleave(patch_height, dim=2).repeat_interleave(patch_width, dim=3)
+            for dim, size in zip((2, 3), self.config.patch_shape):
+                mask = mask.repeat_interleave(size, dim)
             error = F.l1_loss(reconstruction, pixel_values.to(reconstruction.dtype), reduction="none")
             loss = (error * mask).sum() / (mask.sum() + 1e-5) / self.config.num_channels
-        return MaskedImageModelingOutput(
-            loss=loss, reconstruction=reconstruction, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return MaskedImageModelingOutput(loss, reconstruction, outputs.hidden_states, outputs.attentions)
 
 
 class ViRBackbone(VisionBackboneMixin, ViRPreTrainedModel):

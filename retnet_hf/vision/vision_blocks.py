@@ -48,11 +48,7 @@ class FeedForward(nn.Module):
 
 
 class ResidualBranch(nn.Module):
-    """Adds the output of a branch to the residual stream, after dropout, layer scale, and stochastic depth per image.
-
-    Args:
-        layer_scale: initial value of the factor of each channel; None for no factors.
-    """
+    """Adds a branch to the residual stream, after dropout, stochastic depth per image, and factors of channels if given."""
 
     def __init__(self, size: int, layer_scale: float | None, drop_path_rate: float, dropout: float = 0.0) -> None:
         super().__init__()
@@ -61,8 +57,7 @@ class ResidualBranch(nn.Module):
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((size,), float(layer_scale)))
 
     def forward(self, hidden_states: Tensor, branch: Tensor) -> Tensor:
-        """Returns the residual stream with the branch, (B, ..., C)."""
-        branch = self.dropout(branch)
+        branch = self.dropout(branch)  # (B, ..., C)
         if self.training and self.drop_path_rate > 0:
             keep_rate = 1 - self.drop_path_rate
             one_per_image = (branch.shape[0],) + (1,) * (branch.dim() - 1)
@@ -85,13 +80,7 @@ def asks_for_maps(config: PreTrainedConfig, output_attentions: bool | None) -> b
     return bool(config.output_attentions if output_attentions is None else output_attentions)
 
 
-def classifier(size: int, num_labels: int) -> nn.Module:
-    """Returns the last layer of a classifier, which is the identity without labels."""
-    return nn.Linear(size, num_labels) if num_labels > 0 else nn.Identity()
-
-
 def check_pixel_values(pixel_values: Tensor | None, num_channels: int) -> None:
-    """Raises ValueError unless `pixel_values` is a batch of images with this number of channels."""
     if pixel_values is None:
         raise ValueError("You have to specify pixel_values.")
     if pixel_values.dim() != 4 or pixel_values.shape[1] != num_channels:
@@ -206,8 +195,7 @@ class ImageClassifierMixin:
         outputs = self.base_model(pixel_values, return_dict=True, **kwargs)
         logits = self.classify(outputs)
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
-        recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
-        return ImageClassifierOutput(loss=loss, logits=logits, **recorded)
+        return ImageClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
     def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:
         """Returns the logits (B, num_labels)."""
@@ -217,8 +205,7 @@ class ImageClassifierMixin:
 class VisionBackboneMixin(BackboneMixin):
     """A backbone on the hidden states of a base model of type `model_class`, called with `model_arguments`.
 
-    A subclass defines `feature_map(name, hidden_states, pixel_values)`, which returns the map (B, C, R, L) of a stage. Load
-    a saved backbone with its own class: `AutoBackbone.from_pretrained` accepts names on the Hub, but no folders.
+    Load a saved one with its own class: `AutoBackbone.from_pretrained` accepts names on the Hub, but no folders.
     """
 
     model_class: type[PreTrainedModel]
@@ -251,17 +238,19 @@ class VisionBackboneMixin(BackboneMixin):
         """
         outputs = self.base_model(pixel_values, return_dict=True, **self.model_arguments, **kwargs)
         stages = [each for each in zip(self.stage_names, outputs.hidden_states) if each[0] in self.out_features]
-        feature_maps = tuple(self.feature_map(*stage, pixel_values) for stage in stages)
-        return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+        feature_maps = tuple(self.feature_map(*stage, pixel_values) for stage in stages)  # (B, C, R, L) each
+        return BackboneOutput(feature_maps, outputs.hidden_states, outputs.attentions)
 
 
 class StagedBackboneMixin(VisionBackboneMixin):
-    """A backbone with stages. A subclass defines `new_norm(size)`, which returns the norm of a map of `size` channels."""
+    """A backbone with stages. A subclass defines `new_norm(config, size)`, the norm of a map of `size` channels."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
         self.num_features = [config.hidden_sizes[0], *config.hidden_sizes]
-        self.norms = nn.ModuleDict({name: self.new_norm(size) for name, size in zip(self.out_features, self.channels)})
+        self.norms = nn.ModuleDict(
+            {name: self.new_norm(config, size) for name, size in zip(self.out_features, self.channels)}
+        )
         self.post_init()
 
     def feature_map(self, name: str, hidden_states: Tensor, pixel_values: Tensor) -> Tensor:

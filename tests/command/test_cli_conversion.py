@@ -22,9 +22,8 @@ from foreign_images import to_poolformer
 from huggingface_hub import ModelCard
 from places import ROOT
 from safetensors.torch import load_file, save_file
-from small_metaformer import small_metaformer
 from small_models import small_model, word_tokenizer
-from small_rmt import small_rmt
+from small_vision_models import small_metaformer, small_rmt
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,

@@ -13,15 +13,16 @@ import pytest
 import torch
 from foreign_images import to_poolformer, to_rmt, to_vir_official, to_vir_pulfer
 from golden import Golden, at_hand, golden
-from random_vision import shake_vision
 from safetensors.torch import save_file
-from small_metaformer import images as pool_images
-from small_metaformer import small_metaformer
 from small_models import close
-from small_rmt import images as rmt_images
-from small_rmt import small_rmt
-from small_vir import images as vir_images
-from small_vir import small_vir
+from small_vision_models import (
+    shake_vision,
+    small_metaformer,
+    small_rmt,
+    small_vir,
+    stage_images,
+    vir_images,
+)
 from torch import Tensor, nn
 from transformers import AutoModelForImageClassification, PoolFormerConfig, PoolFormerForImageClassification, PoolFormerModel
 from transformers.initialization import no_init_weights
@@ -88,8 +89,8 @@ def test_the_token_classifier_can_be_left_out():
     assert without.token_classifier is None
     source, without = source.double(), without.double()
     with torch.no_grad():
-        difference = source(rmt_images().double()).logits - without(rmt_images().double()).logits
-        tokens = source.token_classifier(source.rmt(rmt_images().double()).last_hidden_state.permute(0, 2, 3, 1))
+        difference = source(stage_images().double()).logits - without(stage_images().double()).logits
+        tokens = source.token_classifier(source.rmt(stage_images().double()).last_hidden_state.permute(0, 2, 3, 1))
     close(difference, 0.5 * tokens.amax((1, 2)), 1e-11)
 
     shapes = released("S*")
@@ -115,13 +116,13 @@ def test_dense_there_and_back_and_out_of_a_detector():
     assert weights["extra_norms.3.weight"].shape == (16,)
     detector = {f"backbone.{name}": tensor for name, tensor in weights.items()} | {"rpn_head.weight": torch.ones(2)}
     with torch.no_grad():
-        expected = model(rmt_images()).feature_maps
+        expected = model(stage_images()).feature_maps
         for state_dict in (weights, detector):
             again = from_rmt(state_dict, arguments)
             assert type(again) is RMTBackbone
-            assert all(torch.equal(*pair) for pair in zip(again(rmt_images()).feature_maps, expected, strict=True))
+            assert all(torch.equal(*pair) for pair in zip(again(stage_images()).feature_maps, expected, strict=True))
         two = from_rmt(detector, arguments | {"out_indices": [1, 3]})
-        assert all(torch.equal(*pair) for pair in zip(two(rmt_images()).feature_maps, expected[1::2], strict=True))
+        assert all(torch.equal(*pair) for pair in zip(two(stage_images()).feature_maps, expected[1::2], strict=True))
     assert two.out_features == ["stage2", "stage4"]
 
 
@@ -326,7 +327,7 @@ def test_the_authors_layout_gives_the_same_model():
     assert type(ours) is MetaFormerForImageClassification
     assert (ours.config.depths, ours.config.mlp_ratio, ours.config.num_labels) == ([1, 2, 1, 1], 2, 3)
     with torch.no_grad():
-        for pixel_values in (pool_images(2, 64, 64), pool_images(2, 50, 61)):
+        for pixel_values in (stage_images(2, 64, 64), stage_images(2, 50, 61)):
             close(ours(pixel_values).logits, theirs(pixel_values).logits, 1e-5)
 
 
@@ -337,7 +338,7 @@ def test_the_authors_constructor_arguments():
     ours = from_poolformer(in_the_authors_layout(theirs), arguments)
     assert ours.config.drop_path_rate == 0.1
     with torch.no_grad():
-        close(ours(pool_images()[:, :1]).logits, theirs(pool_images()[:, :1]).logits, 1e-5)
+        close(ours(stage_images()[:, :1]).logits, theirs(stage_images()[:, :1]).logits, 1e-5)
 
 
 @pytest.mark.parametrize("outputs", [[0, 1, 2, 3], [1, 2, 3]])
@@ -356,8 +357,8 @@ def test_a_dense_release_is_a_backbone(outputs):
     assert type(ours) is MetaFormerBackbone
     assert ours.out_features == [f"stage{index + 1}" for index in outputs]
     with torch.no_grad():
-        stages = theirs(pool_images(), output_hidden_states=True).hidden_states
-        for index, features in zip(outputs, ours(pool_images()).feature_maps, strict=True):
+        stages = theirs(stage_images(), output_hidden_states=True).hidden_states
+        for index, features in zip(outputs, ours(stage_images()).feature_maps, strict=True):
             close(features, norms[index](stages[index]), 1e-5)
 
 
@@ -372,7 +373,7 @@ def test_poolformer_there_and_back(model_class):
     theirs = their_class(PoolFormerConfig(**config)).eval()
     assert not any(theirs.load_state_dict(state_dict))
     with torch.no_grad():
-        close(theirs(pool_images())[0], ours(pool_images())[0], 1e-5)
+        close(theirs(stage_images())[0], ours(stage_images())[0], 1e-5)
     again = from_poolformer(state_dict, config)
     assert (again.config.id2label, again.config.label2id) == (labels, label2id)
     for (name, tensor), expected in zip(again.state_dict().items(), ours.state_dict().values()):
@@ -391,7 +392,7 @@ def test_a_folder_of_transformers_becomes_one_of_ours(tmp_path):
     assert (tmp_path / "ours" / "preprocessor_config.json").is_file()
     assert format_of(Checkpoint(tmp_path / "ours")) == "retnet_hf"
     with torch.no_grad():
-        close(ours(pool_images()).logits, theirs(pool_images()).logits, 1e-5)
+        close(ours(stage_images()).logits, theirs(stage_images()).logits, 1e-5)
 
 
 def test_a_file_of_the_authors(tmp_path):
@@ -404,7 +405,7 @@ def test_a_file_of_the_authors(tmp_path):
         assert format_of(checkpoint) == "poolformer"
         planned = plan_of(checkpoint)
         with torch.no_grad():
-            close(planned.build(checkpoint.tensors)(pool_images()).logits, theirs(pool_images()).logits, 1e-5)
+            close(planned.build(checkpoint.tensors)(stage_images()).logits, theirs(stage_images()).logits, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["s12", "s24", "s36", "m36", "m48"])

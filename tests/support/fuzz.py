@@ -29,8 +29,7 @@ from foreign_folders import foreign, write_folder
 from foreign_images import to_rmt, to_vir_official
 from golden import SMALL, golden
 from small_models import small_model, word_tokenizer
-from small_rmt import small_rmt
-from small_vir import small_vir
+from small_vision_models import small_rmt, small_vir
 
 from retnet_hf import RetNetState
 from retnet_hf.cli.errors import InputError

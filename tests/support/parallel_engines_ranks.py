@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import small_metaformer
-import small_rmt
-import small_vir
 import torch
 from small_models import close, random_ids, rounding, small_model
+from small_vision_models import RECIPES, small_metaformer, small_rmt, small_vir, stage_images, vir_images
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
@@ -37,10 +35,10 @@ LANGUAGE_MODELS = {
 }
 OTHERS = {
     "encoder": (small_model("fla", RetNetForMaskedLM, bidirectional=True), IDS),
-    **{f"ViR, {recipe}": (small_vir.small_vir(recipe), small_vir.images(4)) for recipe in small_vir.RECIPES},
-    "backbone": (small_vir.small_vir("mean", ViRBackbone), small_vir.images(4)),
-    "RMT": (small_rmt.small_rmt().eval(), small_rmt.images(4)),
-    "MetaFormer": (small_metaformer.small_metaformer("all"), small_metaformer.images(4)),
+    **{f"ViR, {recipe}": (small_vir(recipe), vir_images(4)) for recipe in RECIPES},
+    "backbone": (small_vir("mean", ViRBackbone), vir_images(4)),
+    "RMT": (small_rmt().eval(), stage_images(4)),
+    "MetaFormer": (small_metaformer("all"), stage_images(4)),
 }
 
 

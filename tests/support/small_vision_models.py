@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""One small random model of each vision family, for images of 32 x 32 pixels, and what several test files measure with."""
+"""Small random image models: one of each family for images of 32 x 32 pixels, others for all options, and images."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from random_vision import shake_vision
+from torch import Tensor, nn
 from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel
 
 from retnet_hf import (
@@ -27,6 +27,44 @@ from retnet_hf import (
     ViRImageProcessor,
     ViRModel,
 )
+
+
+@torch.no_grad()
+def shake_vision(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Random weights, large enough that every pixel and every position sways the logits, and batch norms that have seen
+    something. What a configuration fixes, such as decays, is not saved and stays as it is.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in model.state_dict().items():
+        if not tensor.is_floating_point():
+            continue
+        if name.endswith(("bias", "running_mean")):
+            tensor.normal_(0, 0.2, generator=generator)
+        elif tensor.dim() == 1:
+            tensor.uniform_(0.5, 1.5, generator=generator)
+        elif tensor.dim() == 3 and tensor.shape[0] == 1:  # positions and tokens
+            tensor.normal_(generator=generator)
+        else:
+            inputs = tensor[0].numel() if tensor.dim() == 4 else tensor.shape[-1]
+            tensor.normal_(0, 1.5 * inputs**-0.5, generator=generator)
+    return model
+
+
+def random_images(batch=2, height=32, width=32, seed=0, channels=3, dtype=torch.float32) -> Tensor:
+    return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def vir_images(batch: int = 2, height: int = 24, width: int = 24, **options) -> Tensor:
+    return random_images(batch, height, width, **options)
+
+
+def stage_images(batch: int = 2, height: int = 64, width: int = 48, **options) -> Tensor:
+    return random_images(batch, height, width, **options)
+
+
+def random_picture(height: int = 40, width: int = 48, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    levels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(levels).convert(mode)
 
 
 @dataclass(frozen=True)
@@ -136,6 +174,79 @@ VISION_FAMILIES = {
 }
 
 
-def random_picture(height: int = 40, width: int = 48, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    levels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(levels).convert(mode)
+RECIPES = {
+    # the authors', with what the presets leave at its default
+    "authors": {"use_layer_scale": True, "layer_scale_init_value": 0.5},
+    # BrianPulfer/vision-retention-networks'
+    "pulfer": {
+        "pooling": "last_patch",
+        "decay_schedule": [0.5, 0.9],
+        "use_per_head_projections": True,
+        "use_retention_norm": True,
+        "retention_act": "gelu",
+        "layer_norm_eps": 1e-5,
+    },
+    "mean": {"pooling": "mean", "decay_schedule": "power_of_two", "qkv_bias": False},
+    "bidirectional": {"bidirectional": True},
+    "mirrored": {"mirror_sequence": True, "pooling": "mean_but_first"},
+}
+
+
+def small_vir_config(recipe: str = "authors", **overrides) -> ViRConfig:
+    """Images of 3 x 4 patches, in chunks of which the last is not full."""
+    fields = {
+        "image_size": [24, 24],
+        "patch_size": [8, 6],
+        "hidden_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "chunk_size": 5,
+        "num_labels": 5,
+    }
+    return ViRConfig(**(fields | RECIPES[recipe] | overrides))
+
+
+def small_vir(recipe: str = "authors", model_class: type = ViRForImageClassification, seed: int = 0, **overrides):
+    return shake_vision(model_class(small_vir_config(recipe, **overrides)), seed).eval()
+
+
+def small_rmt_config(**overrides) -> RMTConfig:
+    """Four stages: two decomposed, two whole; heads of 4, 6 and 8; layer scale in the last."""
+    fields = {
+        "hidden_sizes": [8, 12, 16, 16],
+        "depths": [1, 1, 2, 1],
+        "num_attention_heads": [2, 2, 2, 4],
+        "mlp_ratios": [2, 2, 1.5, 2],
+        "use_layer_scale": [False, False, False, True],
+        "projection_size": 20,
+        "num_labels": 5,
+    }
+    return RMTConfig(**(fields | overrides))
+
+
+def small_rmt(model_class: type = RMTForImageClassification, seed: int = 0, **overrides):
+    return shake_vision(model_class(small_rmt_config(**overrides)), seed).eval()
+
+
+MIXERS = {name: [name] * 4 for name in ("pooling", "retention", "manhattan", "attention", "identity")}
+MIXERS["all"] = ["pooling", "retention", "manhattan", "attention"]
+
+
+def small_metaformer_config(mixers: str = "all", **overrides) -> MetaFormerConfig:
+    """Four stages, with heads of unlike sizes for queries and values."""
+    fields = {
+        "token_mixers": MIXERS[mixers],
+        "hidden_sizes": [8, 12, 16, 24],
+        "depths": [1, 1, 2, 1],
+        "num_attention_heads": [2, 2, 4, 3],
+        "value_expansion": 2.0,
+        "mlp_ratio": 1.5,
+        "layer_scale_init_value": 0.5,
+        "num_labels": 5,
+    }
+    return MetaFormerConfig(**(fields | overrides))
+
+
+def small_metaformer(mixers: str = "all", model_class: type = MetaFormerForImageClassification, seed: int = 0, **overrides):
+    return shake_vision(model_class(small_metaformer_config(mixers, **overrides)), seed).eval()

@@ -19,8 +19,7 @@ from peft import (
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from small_models import as_for_a_llama, close, greedy, random_ids, small_model
-from small_vir import small_vir
-from small_vision_models import VISION_FAMILIES
+from small_vision_models import VISION_FAMILIES, small_vir
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 

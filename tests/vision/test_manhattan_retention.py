@@ -6,11 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retnet_hf.ops.retention_forms import bidirectional_retention
 from retnet_hf.vision.manhattan_retention import (
     COMBINED_AT_ONCE,
     chunkwise_manhattan_retention,
-    form_of_grid,
     manhattan_map,
     manhattan_retention,
 )
@@ -101,14 +99,6 @@ def test_every_form_is_the_masked_product_outputs_and_gradients(seed, dtype, hei
         assert_close(actual, reference, dtype, name)
 
 
-def test_for_a_gradient_the_chunkwise_form_keeps_nothing_but_its_operands():
-    image, kept = Image(0, 30, 25, mask=True, learned=False), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        image.run("chunkwise", tile_size=4)
-    operands = sum(tensor.numel() for tensor in (image.query, image.key, image.value))
-    assert sum(tensor.numel() for tensor in kept) < 1.1 * operands
-
-
 def test_the_gradient_of_a_gradient_is_that_of_the_masked_product():
     image = Image(0, 7, 6, mask=True, learned=False)
     found = []
@@ -146,62 +136,25 @@ def test_a_gradient_that_is_asked_for_alone_is_the_same(asked):
     assert_close(getattr(image, asked).grad, expected, torch.float64, asked)
 
 
-def test_autocast_does_not_narrow_the_gradient():
-    image = Image(0, 20, 15, torch.float32, learned=False)
-    expected = image.gradients(image.run("chunkwise", tile_size=4))
-    with torch.autocast("cpu", torch.bfloat16):
-        gradients = image.gradients(image.run("chunkwise", tile_size=4))
-    for actual, reference in zip(gradients, expected):
-        assert torch.equal(actual, reference)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_gradients_have_the_dtypes_of_their_operands(dtype):
-    image = Image(0, 20, 15, dtype, learned=False)
-    exact = Image(0, 20, 15, learned=False)
+    """Under autocast as well, which does not narrow what they are computed in."""
+    image, exact = Image(0, 20, 15, dtype, learned=False), Image(0, 20, 15, learned=False)
     with torch.autocast("cpu", torch.bfloat16):
         gradients = image.gradients(image.run("chunkwise", tile_size=4))
     for name, actual, reference in zip(NAMES, gradients, exact.gradients(exact.masked_product())):
         assert actual.dtype == dtype, name
-        torch.testing.assert_close(
-            actual.double(), reference, rtol=0, atol=8 * torch.finfo(dtype).eps * reference.abs().max()
-        )
+        bound = max(8 * torch.finfo(dtype).eps, 1e-5) * reference.abs().max()
+        torch.testing.assert_close(actual.double(), reference, rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize(("height", "width"), [(2, 200), (65, 3), (1, 200), (131, 1)])
+@pytest.mark.parametrize(("height", "width"), [(2, 200), (65, 3), (1, 200), (131, 1), (4, 2 * COMBINED_AT_ONCE + 5)])
 def test_long_and_narrow_images_are_those_of_the_masked_product(height, width):
-    image = Image(0, height, width)
-    for tile_size in (8, (height, 16), (16, width), None):
-        output = image.run("chunkwise", tile_size=tile_size)
-        assert_close(output, image.masked_product(), torch.float64, f"output, tile size {tile_size}")
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_lines_longer_than_one_product_are_combined_in_blocks(turned):
-    """A tile of two columns and the whole height has one line for each row."""
-    length = 2 * COMBINED_AT_ONCE + 5
-    image = Image(0, *((4, length) if turned else (length, 4)))
-    output = image.run("chunkwise", tile_size=(2, length) if turned else (length, 2))
-    assert_close(output, image.masked_product(), torch.float64, "output")
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_an_image_of_one_row_or_column_is_a_sequence_read_both_ways(form):
-    row = Image(1, 1, 23)
-    expected = bidirectional_retention(*(t[:, :, 0] for t in (row.query, row.key, row.value)), row.log_decay)
-    assert_close(row.run(form, tile_size=5)[:, :, 0], expected, torch.float64, "row")
-    column = [tensor.transpose(2, 3) for tensor in (row.query, row.key, row.value)]
-    output = manhattan_retention(*column, row.log_decay, form=form, tile_size=5)
-    assert_close(output[:, :, :, 0], expected, torch.float64, "column")
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_turning_the_image_turns_the_output(form):
-    image = Image(2, 9, 14)
-    expected = image.run(form, tile_size=(4, 5)).transpose(2, 3).flip(3)
-    turned = [tensor.transpose(2, 3).flip(3) for tensor in (image.query, image.key, image.value)]
-    output = manhattan_retention(*turned, image.log_decay, form=form, tile_size=(4, 5))
-    assert_close(output, expected, torch.float64, "output")
+    """Also with lines that are longer than one product, which are combined in blocks."""
+    for image in (Image(0, height, width), Image(0, width, height)):
+        for tile_size in (8, (height, 16), (16, width), (2, width), (width, 2), None):
+            output = image.run("chunkwise", tile_size=tile_size)
+            assert_close(output, image.masked_product(), torch.float64, f"output, tile size {tile_size}")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -216,13 +169,6 @@ def test_a_masked_token_adds_nothing_and_keeps_its_place(form):
     for gradient in image.gradients(image.run(form, tile_size=3))[1:3]:
         assert not (gradient * ~present).any(), "a masked token has a gradient"
 
-    alone = Image(4, 1, 4)
-    alone.mask = torch.tensor([[[True, False, False, True]]]).expand(2, 1, 4)
-    score = (alone.query[0, 0, 0, 0] @ alone.key[0, 0, 0, 3]) * alone.log_decay[0].exp() ** 3
-    own = (alone.query[0, 0, 0, 0] @ alone.key[0, 0, 0, 0]) * alone.value[0, 0, 0, 0]
-    expected = own + score * alone.value[0, 0, 0, 3]
-    assert_close(alone.run(form)[0, 0, 0, 0], expected, torch.float64, "three steps, two of them across masked tokens")
-
 
 def test_the_map_times_the_values_is_the_output():
     image = Image(5, 4, 6, mask=True)
@@ -231,17 +177,6 @@ def test_the_map_times_the_values_is_the_output():
     output = (scores @ image.value.flatten(2, 3)).unflatten(2, (4, 6))
     assert_close(output, image.masked_product(), torch.float64, "output")
     assert torch.equal(output, image.run("parallel", scores=scores))
-
-
-@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
-def test_gradcheck_in_float64(form):
-    image = Image(6, 3, 4, mask=True, key_dim=2, value_dim=2)
-
-    def function(query, key, value, log_decay):
-        return image.visible(manhattan_retention(query, key, value, log_decay, image.mask, form, tile_size=2))
-
-    operands = (image.query, image.key, image.value, image.log_decay)
-    assert torch.autograd.gradcheck(function, operands, fast_mode=True)
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.999999, 1e-6])
@@ -253,23 +188,15 @@ def test_extreme_decays(form, decay):
     assert_close(image.run(form, tile_size=6), image.masked_product(), torch.float64, "output")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
-def test_half_precision_is_computed_in_float32(form, dtype):
+def test_half_precision_and_autocast_are_computed_in_float32(form, dtype):
     image = Image(8, 9, 9, torch.float32)
     operands = [tensor.detach().to(dtype) for tensor in (image.query, image.key, image.value)]
-    expected = manhattan_retention(*(tensor.float() for tensor in operands), image.log_decay, form=form)
-    output = manhattan_retention(*operands, image.log_decay, form=form)
-    assert output.dtype == torch.float32
-    assert torch.equal(output, expected)
-
-
-@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
-def test_autocast_narrows_nothing(form):
-    image = Image(9, 9, 9, torch.float32)
-    expected = image.run(form, tile_size=4)
+    expected = manhattan_retention(*(tensor.float() for tensor in operands), image.log_decay, form=form, tile_size=4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = image.run(form, tile_size=4)
+        output = manhattan_retention(*operands, image.log_decay, form=form, tile_size=4)
+    assert output.dtype == torch.float32
     assert torch.equal(output, expected)
 
 
@@ -341,21 +268,20 @@ def test_memory_kept_for_backward_is_linear_in_the_number_of_tokens():
     assert small < 3600 * 3600 / 8, "no less than the masked product keeps"
 
 
-@pytest.mark.parametrize(("height", "width", "form"), [(14, 14, "parallel"), (4, 80, "parallel"), (40, 40, "chunkwise")])
+@pytest.mark.parametrize(("height", "width", "form"), [(20, 34, "parallel"), (4, 80, "parallel"), (40, 40, "chunkwise")])
 def test_auto_is_parallel_for_few_tokens_and_chunkwise_for_many(height, width, form):
     image = Image(13, height, width, torch.float32, key_dim=32, value_dim=32)
-    assert form_of_grid(height, width, 32, 32) == form
+    other = {"parallel": "chunkwise", "chunkwise": "parallel"}[form]
     assert torch.equal(image.run("auto"), image.run(form))
+    assert not torch.equal(image.run("auto"), image.run(other))
 
 
 def test_bad_input_gets_a_sentence():
     image = Image(14, 4, 5)
-    operands = (image.query, image.key, image.value, image.log_decay)
+    query, key, value = image.query, image.key, image.value
     with pytest.raises(ValueError, match="form must be one of auto, parallel, recurrent, chunkwise, got 'fast'"):
-        manhattan_retention(*operands, form="fast")
-    with pytest.raises(ValueError, match="query and key must be"):
-        manhattan_retention(image.query, image.key[:, :, :2], image.value, image.log_decay)
-    with pytest.raises(ValueError, match="query and key must be"):
-        manhattan_retention(image.query, image.key, image.value[:, :, :, :2], image.log_decay)
-    with pytest.raises(ValueError, match="query and key must be"):
-        manhattan_retention(*(tensor.flatten(2, 3) for tensor in operands[:3]), image.log_decay)
+        image.run("fast")
+    flat = tuple(tensor.flatten(2, 3) for tensor in (query, key, value))
+    for operands in ((query, key[:, :, :2], value), (query, key, value[:, :, :, :2]), flat):
+        with pytest.raises(ValueError, match="query and key must be"):
+            manhattan_retention(*operands, image.log_decay)

@@ -1,16 +1,15 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The blocks that ViR, RMT and MetaFormer share, by their values, and that each family is built of them."""
 
-import copy
-import math
-
 import pytest
 import torch
-from small_vision_models import VISION_FAMILIES
+from small_models import close
+from small_vision_models import VISION_FAMILIES, random_images, small_metaformer, small_rmt
 from torch import nn
 from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from retnet_hf import MetaFormerBackbone, RMTBackbone
 from retnet_hf.modules.layers import HeadDecay, angles, attention_map, eager_attention_forward, integer_frequencies
 from retnet_hf.vision.vision_blocks import FeedForward, ResidualBranch, drop_path_rates
 
@@ -39,12 +38,7 @@ def test_stochastic_depth_leaves_a_branch_out_of_whole_images(shape):
     assert (per_image[:, 0] == 0).float().mean().item() == pytest.approx(0.4, abs=0.03)
     assert per_image.mean().item() == pytest.approx(1, abs=0.05)
     assert torch.equal(branch.eval()(ones, ones), 2 * ones)
-
-
-def test_stochastic_depth_keeps_the_type_of_a_branch():
-    branch = ResidualBranch(3, 0.5, drop_path_rate=0.4).bfloat16().train()
-    ones = torch.ones(2, 5, 3, dtype=torch.bfloat16)
-    assert branch(ones, ones).dtype == torch.bfloat16
+    assert branch.bfloat16().train()(ones.bfloat16(), ones.bfloat16()).dtype == torch.bfloat16
 
 
 def test_a_branch_without_stochastic_depth_draws_no_random_numbers():
@@ -65,25 +59,6 @@ def test_layer_scale_is_a_factor_of_each_channel():
 def test_rates_of_stochastic_depth_rise_over_all_blocks():
     assert drop_path_rates(0.4, [2, 1, 2]) == [[0.0, pytest.approx(0.1)], [0.2], [pytest.approx(0.3), 0.4]]
     assert drop_path_rates(0.4, [1]) == [[0.0]]
-
-
-def test_no_cast_touches_decays():
-    decay = HeadDecay([0.998046875, 1.0, 1e-300])
-    expected = [math.log(0.998046875), 0.0, -100.0]
-    for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        cast = copy.deepcopy(decay).to(dtype)
-        assert cast(torch.bfloat16, CPU).dtype == torch.float32
-        assert torch.equal(cast(torch.bfloat16, CPU), torch.tensor(expected))
-        assert cast(torch.float64, CPU).tolist() == pytest.approx(expected, rel=1e-15)
-    assert not decay.state_dict()
-
-
-def test_decays_of_several_layers():
-    per_layer = HeadDecay([[0.5, 0.75], [0.875, 1.0]])
-    assert per_layer.log_decay.shape == (2, 2)
-    for layer, decays in enumerate([[0.5, 0.75], [0.875, 1.0]]):
-        assert torch.equal(per_layer(torch.float64, CPU)[layer], HeadDecay(decays)(torch.float64, CPU))
-    assert torch.equal(per_layer.compute(CPU), per_layer.log_decay)
 
 
 def test_angles_are_exact_at_any_position():
@@ -118,23 +93,6 @@ def test_attention_written_out_is_that_of_torch(is_causal):
     mask = torch.randn(5, 5, dtype=torch.float64, generator=generator)
     expected = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3)
     torch.testing.assert_close(attention_map(query, key, mask, 0.3) @ value, expected)
-
-
-def test_attention_written_out_with_heads_that_share_keys_and_values():
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(2, 6, 5, 4, dtype=torch.float64, generator=generator)
-    key, value = torch.randn(2, 2, 2, 5, 4, dtype=torch.float64, generator=generator)
-    module = nn.Module()
-    module.is_causal = True
-    output, attention = eager_attention_forward(module, query, key, value, None, scaling=0.5)
-    expected = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.5, enable_gqa=True)
-    torch.testing.assert_close(output.transpose(1, 2), expected)
-    assert attention.shape == (2, 6, 5, 5)
-
-    seen = torch.zeros(5, 5, dtype=torch.float64)  # a mask takes the place of is_causal
-    output, _ = eager_attention_forward(module, query, key, value, seen, scaling=0.5)
-    expected = nn.functional.scaled_dot_product_attention(query, key, value, scale=0.5, enable_gqa=True)
-    torch.testing.assert_close(output.transpose(1, 2), expected)
 
 
 def test_a_cast_of_the_inputs_of_blocks_leaves_decays_and_rotations_alone(family):
@@ -174,11 +132,41 @@ def test_each_family_has_these_branches_and_decays(family):
 
 def test_each_family_says_what_is_wrong_with_pixel_values(family):
     model = family.model()
-    with pytest.raises(ValueError, match=r"\(batch, 3, height, width\), since 3 is num_channels.* got \(2, 1, 32, 32\)"):
-        model(torch.zeros(2, 1, 32, 32))
-    with pytest.raises(ValueError, match=r"got \(3, 32, 32\)"):
-        model(torch.zeros(3, 32, 32))
-    with pytest.raises(ValueError, match="at least one image with pixels, got .0, 3, 32, 32"):
-        model(torch.zeros(0, 3, 32, 32))
+    for shape, sentence in (
+        ((2, 1, 32, 32), r"\(batch, 3, height, width\), since 3 is num_channels.* got \(2, 1, 32, 32\)"),
+        ((3, 32, 32), r"got \(3, 32, 32\)"),
+        ((0, 3, 32, 32), "at least one image with pixels, got .0, 3, 32, 32"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            model(torch.zeros(shape))
     with pytest.raises(ValueError, match="You have to specify pixel_values"):
         model()
+
+
+@pytest.mark.parametrize("stages", [1, 2, 5])
+def test_other_numbers_of_stages(stages):
+    common = {"hidden_sizes": [8] * stages, "depths": [1] * stages, "num_attention_heads": [2] * stages}
+    common["out_indices"] = list(range(stages + 1))
+    rmt = {"mlp_ratios": [2] * stages, "attention_types": ["whole"] * stages, "use_layer_scale": [True] * stages}
+    rmt |= {"decay_exponents": [2] * stages, "decay_exponent_ranges": [4] * stages}
+    metaformer = {"patch_sizes": [3] * stages, "strides": [2] * stages, "padding": [1] * stages}
+    backbones = (
+        (small_rmt(RMTBackbone, **common, **rmt), 16),
+        (small_metaformer("all", MetaFormerBackbone, token_mixers="manhattan", **common, **metaformer), 32),
+    )
+    for backbone, size in backbones:
+        with torch.no_grad():
+            maps = backbone(random_images(1, 64, 64)).feature_maps
+        assert [features.shape[-1] for features in maps] == [size, *(size // 2**stage for stage in range(stages))]
+
+
+@pytest.mark.parametrize(("make", "backbone_class"), [(small_rmt, RMTBackbone), (small_metaformer, MetaFormerBackbone)])
+def test_a_backbone_normalises_what_it_gives_away_only(make, backbone_class):
+    model, images = make(model_class=backbone_class, out_features=["stem", "stage2", "stage4"]), random_images(2, 64, 48)
+    with torch.no_grad():
+        out, base = (each(images, output_hidden_states=True) for each in (model, model.base_model))
+        for features, name, stage in zip(out.feature_maps, model.out_features, (0, 2, 4), strict=True):
+            assert torch.equal(out.hidden_states[stage], base.hidden_states[stage])
+            norm, tokens = model.norms[name], out.hidden_states[stage].permute(0, 2, 3, 1)
+            normed = nn.functional.layer_norm(tokens, tokens.shape[-1 if make is small_rmt else 1 :])
+            close(features.permute(0, 2, 3, 1), normed * norm.weight + norm.bias, 1e-5)

@@ -8,19 +8,18 @@ import pickle
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from accelerate import init_empty_weights
 from peft import LoraConfig, PeftModel, get_peft_model
-from random_vision import random_images
 from safetensors import safe_open
 from safetensors.torch import load_file
 from small_models import PACKAGE_ABSENT, close, rounding
-from small_vision_models import VISION_FAMILIES, random_picture
+from small_vision_models import VISION_FAMILIES, random_images, random_picture
 from torch import Tensor
 from torch.export import Dim
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 from transformers import (
     AutoBackbone,
@@ -81,9 +80,6 @@ def computed_buffers(model) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
 
 
-# Outputs
-
-
 def test_forward_shapes(family, model):
     """(batch, num_labels) logits; the base model gives last_hidden_state."""
     assert logits_of(model, random_images(3)).shape == (3, 5)
@@ -103,8 +99,10 @@ def test_batch_equals_rows(model):
 
 
 def test_eval_is_deterministic(model):
+    """Also with interpolated positions, at the model's own size."""
     assert not model.training
     assert logits_of(model).equal(logits_of(model))
+    assert logits_of(model, interpolate_pos_encoding=True).equal(logits_of(model))
 
 
 def test_tuple_output(model):
@@ -114,13 +112,8 @@ def test_tuple_output(model):
             named = one(random_images(), **inputs)
             plain = one(random_images(), return_dict=False, **inputs)
         assert type(plain) is tuple
-        assert len(plain) == len(named.to_tuple())
-        for mine, theirs in zip(flat(plain), flat(named.to_tuple())):
+        for mine, theirs in zip(tree_leaves(plain), tree_leaves(named.to_tuple()), strict=True):
             assert mine.equal(theirs)
-
-
-def flat(thing) -> list[Tensor]:
-    return [thing] if isinstance(thing, Tensor) else [tensor for child in thing for tensor in flat(child)]
 
 
 def test_output_hidden_states(family, model):
@@ -136,9 +129,6 @@ def test_output_hidden_states(family, model):
         assert mine.shape[0] == 2
     states = asked.hidden_states
     assert not any(torch.equal(state, following) for state, following in zip(states, states[1:]))
-
-
-# Sizes and channels
 
 
 @pytest.mark.parametrize("size", [(64, 64), (64, 40), (24, 48)])
@@ -172,10 +162,6 @@ def test_wrong_size_is_refused(model):
         assert answer.isfinite().all()
 
 
-def test_interpolation_at_the_own_size(model):
-    assert logits_of(model, interpolate_pos_encoding=True).equal(logits_of(model))
-
-
 def test_other_configs_run(family):
     """Non-square images and patches where the config has them, grey images, one label."""
     shapes = {"image_size": (24, 40)} | ({"patch_size": (4, 8)} if "patch_size" in family.fields else {})
@@ -206,19 +192,14 @@ def test_odd_sizes_are_refused_or_work(model, size):
         logits = moved
 
 
-# Labels and losses
-
-
 def test_labels_in_the_config(family, tmp_path):
-    names = ["cat", "dog", "bird", "fish", "yak", "zebu", "ant"]
-    labels = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
-    model = family.classifier_class(family.config_class(**(family.fields | {"image_size": 32} | labels)))
-    assert model.config.num_labels == 7
-    assert logits_of(model.eval()).shape == (2, 7)
+    names = dict(enumerate(["cat", "dog", "bird", "fish", "yak", "zebu", "ant"]))
+    model = family.model(num_labels=7, id2label=names, label2id={name: number for number, name in names.items()})
+    assert logits_of(model).shape == (2, 7)
     model.save_pretrained(tmp_path)
     loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
-    assert loaded.config.id2label == labels["id2label"]
-    assert loaded.config.label2id == labels["label2id"]
+    assert (loaded.config.num_labels, loaded.config.id2label) == (7, names)
+    assert loaded.config.label2id == {name: number for number, name in names.items()}
     assert logits_of(loaded).equal(logits_of(model))
 
 
@@ -260,45 +241,6 @@ def test_problem_types(family, problem):
         assert out.loss.requires_grad
 
 
-# Image processors
-
-
-def test_image_processor_inputs(family):
-    """PIL in RGB/L/RGBA, NumPy, torch, one or a list, of different sizes: always (n, 3, 32, 32) floats."""
-    processor, picture = family.processor(), random_picture()
-    array = np.asarray(picture)
-    tensor = torch.tensor(array)
-    other = [random_picture(32, 32), random_picture(17, 60), random_picture(100, 9)]
-    for images in (picture, array, array.transpose(2, 0, 1), tensor, tensor.movedim(-1, 0), *other):
-        assert processor(images, return_tensors="pt").pixel_values.shape == (1, 3, 32, 32)
-        assert processor([images, images], return_tensors="pt").pixel_values.shape == (2, 3, 32, 32)
-    for images in (other, [np.asarray(image) for image in other], [torch.tensor(np.asarray(image)) for image in other]):
-        pixel_values = processor(images, return_tensors="pt").pixel_values
-        assert pixel_values.shape == (3, 3, 32, 32)
-        assert pixel_values.dtype == torch.float32
-        assert pixel_values.isfinite().all()
-        assert 0.3 < pixel_values.std() < 3
-    assert isinstance(processor(picture, return_tensors="np").pixel_values, np.ndarray)
-
-
-@pytest.mark.parametrize("mode", ["L", "RGBA", "LA", "P", "1"])
-def test_image_processor_grey_and_alpha(family, mode):
-    processor, picture = family.processor(), random_picture(mode=mode)
-    assert processor(picture, return_tensors="pt").pixel_values.shape == (1, 3, 32, 32)
-    assert processor(picture.convert("RGB"), return_tensors="pt").pixel_values.shape == (1, 3, 32, 32)
-    assert processor([picture, random_picture()], return_tensors="pt").pixel_values.shape == (2, 3, 32, 32)
-
-
-def test_image_processor_roundtrip(family, tmp_path):
-    processor = family.processor(size={"height": 24, "width": 20}, image_mean=[0.4, 0.5, 0.6])
-    processor.save_pretrained(tmp_path)
-    expected = processor(random_picture(), return_tensors="pt").pixel_values
-    for loaded in (family.processor_class.from_pretrained(tmp_path), AutoImageProcessor.from_pretrained(tmp_path)):
-        assert type(loaded) is family.processor_class
-        assert loaded.to_dict() == processor.to_dict()
-        assert loaded(random_picture(), return_tensors="pt").pixel_values.equal(expected)
-
-
 def test_auto_image_processor_by_model(family, folder):
     """It is registered for the configuration, also where the file of the processor does not name its class."""
     assert family.processor_class in IMAGE_PROCESSOR_MAPPING[family.config_class].values()
@@ -311,33 +253,30 @@ def test_auto_image_processor_by_model(family, folder):
     assert isinstance(pil, family.processor_class) or type(pil).__name__ == family.processor_class.__name__ + "Pil"
 
 
-# Pipelines
+def scores_of(answer: list[dict]) -> dict[str, float]:
+    return {label["label"]: label["score"] for label in answer}
 
 
-def expected_scores(family, model, picture) -> dict[str, float]:
-    probabilities = logits_of(model, family.processor()(picture, return_tensors="pt").pixel_values).softmax(-1)[0]
+def expected_scores(family, model, picture, processor_class: type | None = None) -> dict[str, float]:
+    processor = (processor_class or family.processor_class)(size=32)
+    probabilities = logits_of(model, processor(picture, return_tensors="pt").pixel_values).softmax(-1)[0]
     return {model.config.id2label[number]: score.item() for number, score in enumerate(probabilities)}
 
 
 def test_pipeline_image_classification(family):
     """Labels of the config, scores that sum to one, top_k, batches."""
-    names = dict(enumerate(["ant", "bee", "cow", "dog", "eel"]))
-    model = family.model(id2label=names).double()
+    model = family.model(id2label=dict(enumerate(["ant", "bee", "cow", "dog", "eel"]))).double()
     classifier = pipeline("image-classification", model=model, image_processor=family.processor())
     pictures = [random_picture(seed=seed) for seed in range(5)]
-    alone = [classifier(picture) for picture in pictures]
-    for picture, answer in zip(pictures, alone):
-        scores = [label["score"] for label in answer]
-        assert scores == sorted(scores, reverse=True)
-        assert sum(scores) == pytest.approx(1, abs=1e-5)
-        assert {label["label"]: label["score"] for label in answer} == pytest.approx(
-            expected_scores(family, model, picture), abs=1e-5
-        )
-    for batch_size in (1, 2, 5):
-        for one, other in zip(classifier(pictures, batch_size=batch_size), alone, strict=True):
-            assert [label["label"] for label in one] == [label["label"] for label in other]
-            assert [label["score"] for label in one] == pytest.approx([label["score"] for label in other], abs=1e-5)
-    assert [label["label"] for label in classifier(pictures[0], top_k=2)] == [label["label"] for label in alone[0][:2]]
+    alone = [scores_of(classifier(picture)) for picture in pictures]
+    for picture, scores in zip(pictures, alone):
+        assert list(scores.values()) == sorted(scores.values(), reverse=True)
+        assert sum(scores.values()) == pytest.approx(1, abs=1e-5)
+        assert scores == pytest.approx(expected_scores(family, model, picture), abs=1e-5)
+    for one, other in zip(classifier(pictures, batch_size=2), alone, strict=True):
+        assert list(scores_of(one)) == list(other)
+        assert scores_of(one) == pytest.approx(other, abs=1e-5)
+    assert list(scores_of(classifier(pictures[0], top_k=2))) == list(alone[0])[:2]
     assert len(classifier(random_picture(mode="L"))) == 5
 
 
@@ -348,27 +287,20 @@ def test_pipeline_from_folder(family, model, folder):
     classifier = pipeline("image-classification", model=str(folder))
     assert type(classifier.model) is family.classifier_class
     assert type(classifier.image_processor) is family.processor_class
-    expected = expected_scores(family, model, picture)
     for inputs in (picture, str(folder / "picture.png")):
-        assert {label["label"]: label["score"] for label in classifier(inputs)} == pytest.approx(expected, abs=1e-5)
+        assert scores_of(classifier(inputs)) == pytest.approx(expected_scores(family, model, picture), abs=1e-5)
     assert pipeline(model=str(folder), task="image-classification", dtype=torch.bfloat16).model.dtype == torch.bfloat16
 
     extractor = pipeline("image-feature-extraction", model=str(folder))
     assert type(extractor.model) is family.model_class
     with torch.no_grad():
-        hidden = model.base_model(family.processor()(picture, return_tensors="pt").pixel_values).last_hidden_state
-    close(torch.tensor(extractor(picture)), hidden)
-    for features in extractor([picture, picture], batch_size=2):
-        close(torch.tensor(features), hidden)
-    close(extractor(picture, return_tensors=True), hidden)
-    pooled = torch.tensor(extractor(picture, pool=True))
-    with torch.no_grad():
-        close(pooled, model.base_model(family.processor()(picture, return_tensors="pt").pixel_values).pooler_output)
+        expected = model.base_model(family.processor()(picture, return_tensors="pt").pixel_values)
+    for features in (extractor(picture), *extractor([picture, picture], batch_size=2)):
+        close(torch.tensor(features), expected.last_hidden_state)
+    close(torch.tensor(extractor(picture, pool=True)), expected.pooler_output)
 
 
-IN_ANOTHER_PROCESS = (
-    PACKAGE_ABSENT
-    + """
+IN_ANOTHER_PROCESS = f"""{PACKAGE_ABSENT}
 sys.modules["torchvision"] = None  # neither found nor imported
 
 import json, pathlib
@@ -377,21 +309,16 @@ from transformers import AutoModelForImageClassification, pipeline
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 folder, out = map(pathlib.Path, sys.argv[1:])
-picture = Image.open(folder / "picture.png")
-names = sorted(path.name for path in folder.iterdir() if (path / "config.json").exists() and not path.name.endswith("-base"))
 
 def ask(name, **kwargs):
     classifier = pipeline("image-classification", model=str(folder / name), **kwargs)
-    extractor = pipeline("image-feature-extraction", model=str(folder / f"{name}-base"), **kwargs)
-    parts = [part for one in (classifier, extractor) for part in (one.model, one.image_processor)]
-    assert classifier.image_processor.backend == extractor.image_processor.backend == "pil"
-    return {
-        "modules": sorted({type(part).__module__.split(".")[0] for part in parts}),
-        "scores": {label["label"]: label["score"] for label in classifier(picture)},
-        "features": extractor(picture, return_tensors=True).flatten().tolist(),
-    }
+    parts = classifier.model, classifier.image_processor
+    assert classifier.image_processor.backend == "pil"
+    answer = classifier(Image.open(folder / "picture.png"))
+    return sorted({{type(part).__module__.split(".")[0] for part in parts}}), answer
 
-answers = {"remote": {name: ask(name, trust_remote_code=True) for name in names}}
+names = {list(VISION_FAMILIES)}
+answers = {{"remote": {{name: ask(name, trust_remote_code=True) for name in names}}}}
 for name in names:
     for auto_class in (AutoModelForImageClassification, AutoImageProcessor):
         auto_class.from_pretrained(folder / name, trust_remote_code=True).save_pretrained(out / name)
@@ -399,75 +326,44 @@ for name in names:
 [absent] = [finder for finder in sys.meta_path if type(finder).__name__ == "Absent"]
 sys.meta_path.remove(absent)
 import retnet_hf
-answers["package"] = {name: ask(name) for name in names}
+answers["package"] = {{name: ask(name) for name in names}}
 (out / "answers.json").write_text(json.dumps(answers))
 """
-)
 
 
 @pytest.fixture(scope="module")
 def another_process(tmp_path_factory):
     """What pipelines answer in a process without torchvision, from folders with code and without the package, then with."""
-    path, out, picture = tmp_path_factory.mktemp("with_code"), tmp_path_factory.mktemp("out"), random_picture()
-    picture.save(path / "picture.png")
+    path, out = tmp_path_factory.mktemp("with_code"), tmp_path_factory.mktemp("out")
+    random_picture().save(path / "picture.png")
     with pytest.MonkeyPatch.context() as patch:
         for name, family in VISION_FAMILIES.items():
-            classes = {
-                family.config_class: "AutoConfig",
-                family.model_class: "AutoModel",
-                family.classifier_class: "AutoModelForImageClassification",
-                family.processor_class: "AutoImageProcessor",
-            }
-            for one, auto_class in classes.items():
-                patch.setattr(one, "_auto_class", None)
-                one.register_for_auto_class(auto_class)
-            for one, place in ((family.model(), path / name), (family.model().base_model, path / f"{name}-base")):
-                one.save_pretrained(place)
-                family.processor().save_pretrained(place)
-    environment = os.environ | {
-        "HF_HOME": str(out / "hf_home"),
-        "HF_MODULES_CACHE": str(out / "modules"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+            patch.setattr(family.config_class, "_auto_class", "AutoConfig")
+            patch.setattr(family.classifier_class, "_auto_class", "AutoModelForImageClassification")
+            patch.setattr(family.processor_class, "_auto_class", "AutoImageProcessor")
+            family.model().save_pretrained(path / name)
+            family.processor().save_pretrained(path / name)
+    caches = {"HF_HOME": str(out / "hf_home"), "HF_MODULES_CACHE": str(out / "modules")}
+    environment = os.environ | caches | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(path), str(out)]
     done = subprocess.run(command, env=environment, cwd=out, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return path, out, json.loads((out / "answers.json").read_text())
 
 
-def check_answers(family, answer: dict) -> None:
-    """Scores and features of the picture are those of this process, with Pillow."""
-    pil = getattr(sys.modules[family.processor_class.__module__], family.processor_class.__name__ + "Pil")
-    pixel_values = pil(size=32)(random_picture(), return_tensors="pt").pixel_values
-    model = family.model()
-    probabilities = logits_of(model, pixel_values).softmax(-1)[0]
-    expected = {model.config.id2label[number]: score.item() for number, score in enumerate(probabilities)}
-    assert answer["scores"] == pytest.approx(expected, abs=1e-4)  # logits may be 50
-    with torch.no_grad():
-        close(torch.tensor(answer["features"]), model.base_model(pixel_values).last_hidden_state.flatten())
-
-
-def test_pipeline_without_torchvision(family, another_process):
-    """In a process that cannot import torchvision the pipeline answers."""
-    *_, answers = another_process
-    answer = answers["package"][family.config_class.model_type]
-    assert answer["modules"] == ["retnet_hf"]
-    check_answers(family, answer)
-
-
-def test_trust_remote_code(family, another_process):
-    """Saved with its code, the pipeline runs with trust_remote_code where the package cannot be imported."""
+@pytest.mark.parametrize(("place", "package"), [("package", "retnet_hf"), ("remote", "transformers_modules")])
+def test_pipeline_without_torchvision(family, another_process, place, package):
+    """With the package, and where it cannot be imported with trust_remote_code: scores of this process, with Pillow."""
     path, out, answers = another_process
-    name = family.config_class.model_type
-    assert answers["remote"][name]["modules"] == ["transformers_modules"]
-    check_answers(family, answers["remote"][name])
+    name, model = family.config_class.model_type, family.model()
+    modules, answer = answers[place][name]
+    pil = getattr(sys.modules[family.processor_class.__module__], family.processor_class.__name__ + "Pil")
+    expected = expected_scores(family, model, random_picture(), pil)
+    assert modules == [package]
+    assert scores_of(answer) == pytest.approx(expected, abs=1e-4)  # logits may be 50
     code = {file.name for file in (path / name).glob("*.py")}
     assert {f"configuration_{name}.py", f"modeling_{name}.py", "image_processing_retention.py"} <= code
     assert code <= {file.name for file in (out / name).glob("*.py")}
-
-
-# Saving and loading
 
 
 def test_save_load_roundtrip(family, model, folder):
@@ -559,28 +455,21 @@ def test_auto_classes(family, folder):
 
 
 def test_auto_backbone(family, folder):
-    """Feature maps (n, channels, h, w) of the chosen stages, with the weights of the classifier's folder.
-
-    AutoBackbone.from_pretrained itself takes names of the Hub only, whatever the model.
-    """
+    """Feature maps (n, channels, h, w) of the chosen stages, with the weights of the classifier's folder."""
     names = family.config().stage_names
     for chosen in ([names[-1]], names[1:], names[-2:]):
         backbone, report = family.backbone_class.from_pretrained(folder, out_features=chosen, output_loading_info=True)
         assert all(name.startswith("norms.") for name in report["missing_keys"])  # those that a classifier has not
         assert type(AutoBackbone.from_config(backbone.config)) is type(backbone)
         assert backbone.out_features == chosen
-        assert len(backbone.channels) == len(chosen)
         with torch.no_grad():
             maps = backbone(random_images()).feature_maps
         assert [feature_map.shape[:2] for feature_map in maps] == [(2, channels) for channels in backbone.channels]
-        for feature_map in maps:
-            assert feature_map.dim() == 4
-            assert feature_map.isfinite().all()
-    by_index = AutoBackbone.from_config(family.config(out_indices=[len(names) - 1]))
+        assert all(feature_map.dim() == 4 and feature_map.isfinite().all() for feature_map in maps)
+    by_index = AutoBackbone.from_config(family.config(out_indices=[len(names) - 1])).eval()
     assert by_index.out_features == names[-1:]
     with torch.no_grad():
-        out = by_index.eval()(random_images(), output_hidden_states=True)
-        assert len(out.hidden_states) == len(names)
+        assert len(by_index(random_images(), output_hidden_states=True).hidden_states) == len(names)
         assert by_index(random_images()).hidden_states is None
 
 
@@ -619,9 +508,6 @@ def test_meta_device_load(family, model):
     assert logits_of(empty.eval()).isfinite().all()
     empty.load_state_dict(model.state_dict())
     assert logits_of(empty).equal(logits_of(model))
-
-
-# Precision, gradients, compilation
 
 
 def test_half_precision(family, model):
@@ -713,9 +599,6 @@ def test_torch_export(family, fresh_compiler):
     )
     for batch in (1, 2, 5):
         close(program.module()(pixel_values=random_images(batch)).logits, logits_of(model, random_images(batch)))
-
-
-# Training
 
 
 class Colours(Dataset):

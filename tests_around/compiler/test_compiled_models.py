@@ -3,9 +3,8 @@
 
 import pytest
 import torch
-from random_vision import random_images
 from small_models import close, random_ids, small_model
-from small_vision_models import VISION_FAMILIES
+from small_vision_models import VISION_FAMILIES, random_images
 from torch._dynamo.utils import counters
 
 

@@ -4,7 +4,7 @@
 import unittest
 
 import transformers_suite
-from small_metaformer import small_metaformer, small_metaformer_config
+from small_vision_models import small_metaformer, small_metaformer_config
 from vision_suite import FeatureMapModelTests, VisionModelTester, backbone_common, common
 
 from retnet_hf import (

@@ -4,7 +4,7 @@
 import unittest
 
 import transformers_suite
-from small_rmt import small_rmt, small_rmt_config
+from small_vision_models import small_rmt, small_rmt_config
 from vision_suite import NO_TOKENS_IN, FeatureMapModelTests, VisionModelTester, backbone_common, common
 
 from retnet_hf import RMTBackbone, RMTConfig, RMTForImageClassification, RMTImageProcessorPil, RMTModel

@@ -4,7 +4,7 @@
 import unittest
 
 import transformers_suite
-from small_vir import small_vir, small_vir_config
+from small_vision_models import small_vir, small_vir_config
 from vision_suite import ImageFeatureExtractionChecks, VisionModelTester, VisionModelTests, backbone_common, common
 
 from retnet_hf import (

@@ -1,0 +1,227 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
+"""Configurations of image models: published sizes and decays, files, and the sentences of what is refused."""
+
+import math
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from small_vision_models import small_metaformer_config, small_rmt_config, small_vir_config
+from transformers import AutoConfig, PoolFormerConfig, PoolFormerForImageClassification
+
+from retnet_hf import (
+    MetaFormerConfig,
+    MetaFormerForImageClassification,
+    RMTConfig,
+    RMTForImageClassification,
+    ViRConfig,
+    ViRForImageClassification,
+)
+
+
+VIR = {"tiny-16": 5_721_832, "small-16": 22_059_496, "base-16": 86_585_320, "large-16": 304_374_760, "large-14": 304_251_880}
+RMT = {"tiny": 14_334_216, "small": 26_967_240, "base": 54_154_896, "large": 95_464_864}
+RMT |= {"small-token-label": 27_480_240, "base-token-label": 54_667_896, "large-token-label": 96_105_864}
+SIZES = [(ViRForImageClassification, *row) for row in VIR.items()] + [
+    (RMTForImageClassification, *row) for row in RMT.items()
+]
+NAMES_OF_PAPERS = {
+    ViRConfig: {f"ViR-{name[0].upper()}/{name[-2:]}": name for name in VIR},
+    RMTConfig: {"T": "tiny", "S": "small", "B": "base", "L": "large", "S*": "small-token-label", "L*": "large-token-label"},
+}
+
+
+def parameters(model_class: type, preset: str, **overrides) -> int:
+    with torch.device("meta"):
+        return model_class(
+            model_class.config_class.from_preset(preset, **({"num_labels": 1000} | overrides))
+        ).num_parameters()
+
+
+@pytest.mark.parametrize(("model_class", "preset", "number"), SIZES)
+def test_presets_have_the_published_sizes(model_class, preset, number):
+    assert parameters(model_class, preset) == number
+
+
+@pytest.mark.parametrize(("name", "millions"), [("s12", 12), ("s24", 21), ("s36", 31), ("m36", 56), ("m48", 73)])
+def test_presets_of_metaformer_are_those_of_poolformer(name, millions):
+    config, number = MetaFormerConfig.from_preset(name), parameters(MetaFormerForImageClassification, name)
+    theirs = PoolFormerConfig(hidden_sizes=config.hidden_sizes, depths=config.depths, num_labels=1000)
+    with torch.device("meta"):
+        assert number == PoolFormerForImageClassification(theirs).num_parameters()
+    assert round(number / 1e6) == millions
+
+
+def test_presets_by_the_names_of_the_papers_and_with_overrides():
+    for config_class, names in NAMES_OF_PAPERS.items():
+        for paper_name, name in names.items():
+            assert config_class.from_preset(paper_name).to_dict() == config_class.from_preset(name).to_dict()
+            assert {paper_name, name} <= set(config_class.presets())
+    assert RMTConfig().to_dict() == RMTConfig.from_preset("T").to_dict()
+    # the training log of S*, whose token classifier reads what the projection puts out
+    assert parameters(RMTForImageClassification, "S*", token_classifier_input="projection") == 27_992_240
+    assert MetaFormerConfig.from_preset("s12", drop_path_rate=0.0).to_dict() == MetaFormerConfig().to_dict()
+    assert MetaFormerConfig.from_preset("mini").num_attention_heads == [1, 2, 5, 8]
+    for config_class, first in (
+        (ViRConfig, "tiny-16, small-16"),
+        (RMTConfig, "tiny, small"),
+        (MetaFormerConfig, "tiny, mini"),
+    ):
+        with pytest.raises(ValueError, match=f"preset must be one of {first}, .*, got 'huge'"):
+            config_class.from_preset("huge")
+
+
+def test_presets_of_the_other_implementation_of_vir():
+    """Its classifier for 224 pixels: 16 x 16 positions, and a third of a matrix's parameters in three heads."""
+    assert ViRConfig.from_preset("pulfer-tiny-14").decays() == [1 - 2.0**-5, 1 - 2.0**-6, 1 - 2.0**-7]
+    size, heads, head_dim = 192, 3, 64
+    block = heads * (3 * head_dim * head_dim + 3 * head_dim) + size * size + size + 8 * size * size + 5 * size + 3 * 2 * size
+    expected = 12 * block + 256 * size + (3 * 14 * 14 + 1) * size + 2 * size + 10 * (size + 1)
+    assert parameters(ViRForImageClassification, "pulfer-tiny-14", num_labels=10) == expected
+
+
+def test_decays():
+    assert ViRConfig(num_attention_heads=3).decays() == pytest.approx([1 - 1 / 32, 1 - 1 / math.sqrt(32 * 512), 1 - 1 / 512])
+    assert ViRConfig(decay_schedule="none").decays() == [1.0] * 12
+    geometric = ViRConfig(num_attention_heads=3, decay_schedule="geometric", decay_range=(2, 32))
+    assert geometric.decays() == pytest.approx([math.exp(-1 / 2), math.exp(-1 / 8), math.exp(-1 / 32)], rel=1e-14)
+    assert RMTConfig.from_preset("tiny").decays(0) == [1 - 2.0**-2, 1 - 2.0**-3, 1 - 2.0**-4, 1 - 2.0**-5]
+    assert RMTConfig.from_preset("tiny").decays(3)[-1] == 1 - 2.0 ** (-2 - 6 * 15 / 16)
+    explicit = [[], [0.5, 0.9], [0.1, 0.2, 0.3, 1], []]
+    for schedule, stage, expected in (
+        ("rmt", 2, [1 - 2.0**-2, 1 - 2.0**-3, 1 - 2.0**-4, 1 - 2.0**-5]),
+        ("power_of_two", 1, [1 - 2.0**-5, 1 - 2.0**-6]),
+        ("log_linear", 1, pytest.approx([1 - 1 / 32, 1 - 1 / 512])),
+        ("none", 3, [1.0] * 3),
+        ("geometric", 2, pytest.approx([math.exp(-1 / 3**step) for step in range(4)])),
+        (explicit, 2, explicit[2]),
+    ):
+        assert small_metaformer_config(decay_schedule=schedule, decay_range=(1, 27)).decays(stage) == expected
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        small_vir_config("pulfer", out_features=["stage2"]),
+        small_rmt_config(out_features=["stage2"], token_classifier_input="projection", mlp_ratios=(2, 2, 1.5, 2)),
+        small_metaformer_config(out_features=["stage2"], decay_schedule=[[], [0.5, 1], [0.1, 0.2, 0.3, 0.4], []]),
+    ],
+)
+def test_a_configuration_survives_saving(config, tmp_path):
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert type(loaded) is type(config)
+    assert loaded.to_dict() | {"_name_or_path": ""} == config.to_dict()
+    assert loaded.out_indices == [2]
+
+
+def test_fields_that_follow_from_others():
+    config = small_vir_config()
+    assert (config.image_shape, config.patch_shape, config.grid_shape) == ((24, 24), (8, 6), (3, 4))
+    assert [ViRConfig(hidden_size=48, **given).intermediate_size for given in ({"mlp_ratio": 3}, {})] == [144, 192]
+    config = small_metaformer_config(token_mixers="pooling")
+    assert (config.token_mixers, config.hidden_size, config.num_hidden_layers) == (["pooling"] * 4, 24, 4)
+    assert small_rmt_config(mlp_ratios=(2, 2, 1.5, 2)).mlp_ratios == [2, 2, 1.5, 2]
+
+
+VIR_REFUSES = [
+    ("image_size", [24, 25], r"a multiple of patch_size \(\[8, 6\]\), got \[24, 25\]"),
+    ("image_size", [24], r"a positive integer, or a pair of height and width, got \[24\]"),
+    ("patch_size", 0, "a positive integer, or a pair of height and width, got 0"),
+    ("num_attention_heads", 3, r"a divisor of hidden_size \(16\), got 3"),
+    ("pooling", "max", "one of class_token, last_patch, mean, mean_but_first, got 'max'"),
+    ("decay_schedule", "linear", "one of power_of_two, log_linear, .*, geometric, none, got 'linear'"),
+    ("decay_schedule", [0.5], r"a list of num_attention_heads \(2\) numbers in \(0, 1\], got \[0.5\]"),
+    ("decay_schedule", [0.5, 1.5], r".* numbers in \(0, 1\], got \[0.5, 1.5\]"),
+    ("retention_form", "fast", "one of auto, parallel, recurrent, chunkwise, got 'fast'"),
+    ("retention_act", "gelo", "None, or a name of transformers.activations.ACT2FN, got 'gelo'"),
+    ("hidden_act", "gelo", "a name of transformers.activations.ACT2FN, got 'gelo'"),
+    ("drop_path_rate", 1.0, r"in \[0, 1\), got 1.0"),
+    ("layer_scale_init_value", 0.0, "positive, got 0.0"),
+    ("chunk_size", 0, "a positive integer or None, got 0"),
+    ("num_hidden_layers", 0, "a positive integer, got 0"),
+]
+RMT_REFUSES = [
+    ("depths", [1, 0, 1, 1], r"positive integers, got \[1, 0, 1, 1\]"),
+    ("hidden_sizes", [9, 12, 16, 16], "even in the first stage"),
+    ("num_attention_heads", [2, 2, 3, 4], r".* since head sizes are even, got \[2, 2, 3, 4\]"),
+    ("num_attention_heads", [8, 2, 2, 4], r".* since head sizes are even, got \[8, 2, 2, 4\]"),
+    ("mlp_ratios", [2, 0, 2, 2], r"large enough that .* each is at least 1, got \[2, 0, 2, 2\]"),
+    ("attention_types", ["whole"] * 3 + ["both"], "a list of decomposed and whole, got"),
+    ("decay_exponents", [2, 0, 2, 2], r"such that .* between 0 and 1, got \[2, 0, 2, 2\]"),
+    ("use_layer_scale", [True], r"a list of one value per stage \(depths has 4\), got \[True\]"),
+    ("layer_scale_init_value", 0.0, "positive, got 0.0"),
+    ("token_classifier_input", "pixels", "None, hidden_states or projection, got 'pixels'"),
+    ("hidden_act", "gelo", "a name of transformers.activations.ACT2FN, got 'gelo'"),
+    ("drop_path_rate", 1.0, r"in \[0, 1\), got 1.0"),
+    ("num_channels", 0, "positive, got 0"),
+    ("rope_theta", 0.5, "1 or more, got 0.5"),
+]
+METAFORMER_REFUSES = [
+    ("token_mixers", "convolution", "a list of pooling, retention, manhattan, attention, identity"),
+    ("depths", [1, 0, 1, 1], r"positive integers, got \[1, 0, 1, 1\]"),
+    ("strides", [4, 2, 2, 0], r"positive integers, got \[4, 2, 2, 0\]"),
+    ("bidirectional", False, "True if token_mixers contains manhattan, .*, got False"),
+    ("padding", [4, 2, -2, 0], r"0 or positive, got \[4, 2, -2, 0\]"),
+    ("num_attention_heads", [2, 2, 4, 5], r"for each stage a divisor .* the queries of all heads, got \[2, 2"),
+    ("key_expansion", 0.0, "positive, got 0.0"),
+    ("pool_size", 4, "odd and positive, got 4"),
+    ("mlp_ratio", 0.1, "large enough that .* it is at least 1, got 0.1"),
+    ("decay_schedule", "slow", "one of rmt, .*, geometric, none, got 'slow'"),
+    ("decay_schedule", [[0.5]], r"a list of one list per stage \(depths has 4\)"),
+    ("decay_schedule", [[], [0.5, 2], [], []], r"for each stage a list of one number in \(0, 1\] per head"),
+    ("retention_form", "fast", "one of auto, parallel, recurrent, chunkwise, got 'fast'"),
+    ("hidden_act", "gelo", "a name of transformers.activations.ACT2FN, got 'gelo'"),
+    ("output_gate_act", "x", "a name of transformers.activations.ACT2FN, got 'x'"),
+    ("drop_path_rate", 1.0, r"in \[0, 1\), got 1.0"),
+    ("num_channels", 0, "positive, got 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value", "allowed"),
+    [
+        *((small_vir_config, *row) for row in VIR_REFUSES),
+        *((small_rmt_config, *row) for row in RMT_REFUSES),
+        *((small_metaformer_config, *row) for row in METAFORMER_REFUSES),
+    ],
+)
+def test_a_field_is_refused_with_what_is_allowed(config, field, value, allowed):
+    with pytest.raises(StrictDataclassError, match=f"{field} must be {allowed}"):
+        config(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "sentence"),
+    [
+        (
+            small_vir_config,
+            {"mirror_sequence": True},
+            "pooling must be last_patch, mean or mean_but_first if mirror_",
+        ),
+        (
+            small_vir_config,
+            {"mirror_sequence": True, "bidirectional": True, "pooling": "mean"},
+            "mirror_sequence must be False if bidirectional is True",
+        ),
+        (
+            small_rmt_config,
+            {"depths": [1, 1, 1]},
+            r"hidden_sizes must be a list of one value per stage \(depths has 3\)",
+        ),
+        (
+            small_metaformer_config,
+            {"depths": [1, 1, 1]},
+            r"token_mixers must be a list of one value .*, got \['pooling',",
+        ),
+        (
+            small_metaformer_config,
+            {"value_expansion": 1.3},
+            r"num_attention_heads must be .* value_expansion \(1.3\), which is the size of the values of all heads",
+        ),
+        (small_rmt_config, {"out_features": ["stage5"]}, "out_features must be a subset of stage_names"),
+    ],
+)
+def test_fields_that_do_not_fit_are_refused(config, fields, sentence):
+    with pytest.raises((ValueError, StrictDataclassError), match=sentence):
+        config(**fields)
