@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from golden import SMALL, Golden, golden
+from golden import SMALL, golden
 
 from retnet_hf.conversion.formats import FORMATS
 
