@@ -28,7 +28,9 @@ from retnet_hf.linearization.what_was_kept import (
     Training,
     is_worse,
     measure_decoding,
+    measure_parts,
     measure_text,
+    measure_texts,
     measured_divergence,
     measured_lengths,
     measured_part,
@@ -209,6 +211,11 @@ def test_a_report_in_markdown_has_every_figure(report):
         mark = " (*)" if length > 128 else ""
         row = f"| perplexity, blocks of {length} tokens{mark} | {theirs:.2f} | {report.student.perplexity[length]:.2f} |"
         assert row in text
+    for length, theirs in report.teacher.tokens_per_second.items():
+        ours, bytes_of = report.student.tokens_per_second[length], (report.teacher, report.student)
+        assert f"| tokens/s after {length} tokens | {theirs:,.0f} | {ours:,.0f} | {ours / theirs:.2f} |" in text
+        sizes = " | ".join(f"{measures.cache_bytes[length] / 1e6:.3f}" for measures in bytes_of)
+        assert f"| state or cache after {length} tokens, MB | {sizes} |" in text
     assert "(*) Longer than the 128 positions that the source was made for" in text
     assert "from `llama` with `retnet-hf linearize --window 8`, on the first 9,000 tokens of `a.txt`" in text
     assert "made the model worse" not in text
@@ -281,6 +288,18 @@ def test_a_stage_is_worse_by_more_than_rounding():
     assert [is_worse(*losses) for losses in ((1.0, 1.1), (0.0, 1e-8), (30.0, 30.0))] == [True, False, False]
 
 
+@torch.no_grad()
+def test_parts_and_texts_are_measured_in_blocks_of_four_times_the_trained_length(hybrid):
+    stream, extent = random_ids(1, 300)[0], Extent(tokens=256)
+    expected = score(lambda ids: losses_of(hybrid, ids), stream, 128, 256).perplexity
+    measures = Measures()
+    measure_texts({hybrid: measures}, {"a": stream}, 32, extent)
+    assert measures.by_text["a"] == pytest.approx(expected)
+    without = measure_parts(hybrid, stream, 32, Extent(tokens=384))
+    assert without["nothing"] == pytest.approx(expected)
+    assert list(without) == ["nothing", "sinks", "kept layers"]
+
+
 def test_the_divergence_of_two_models_is_that_of_their_distributions(hybrid, monkeypatch):
     monkeypatch.setattr("retnet_hf.linearization.measures.HEAD_TOKENS", 7)
     source, stream = source_of("Llama 3"), random_ids(1, 128)[0]
@@ -295,6 +314,7 @@ def test_a_shortened_report_reads_less():
     assert whole.shortened(1.0) == whole == whole.shortened(3.0)
     short = whole.shortened(0.1)
     assert short.read(512) < 0.5 * whole.read(512)
+    assert whole.read(512) == 7 * 49_152 + 40 * 15 * 512 + 64 * 80 + 15 * 512 + 4 * 6 * 32 * 30
     assert (short.tokens, short.lists, short.needles, short.rounds, short.times) == (4915, 8, 10, 1, (1, 4))
 
 
