@@ -11,9 +11,11 @@ from .version import __version__ as __version__
 
 # The command imports `library` when it has read its arguments: its help and its errors must not wait for PyTorch.
 _is_command = "retnet_hf.cli" in sys.orig_argv or os.path.basename((sys.argv or [""])[0]) in ("retnet-hf", "retnet-hf.exe")
-if TYPE_CHECKING or not _is_command:
+if TYPE_CHECKING:
     from .library import *  # noqa: F403
-    from .library import __all__ as __all__
+elif not _is_command:
+    _library = vars(import_module(".library", __name__))  # a star would also import what `library` imports when it is used
+    globals().update((name, _library[name]) for name in ["__all__", *_library["__all__"]] if name in _library)
 
 
 def __getattr__(name: str) -> Any:

@@ -297,7 +297,7 @@ def test_fields_of_transformers_are_kept_or_passed_over(family):
 
 
 def test_a_base_is_read_from_either_place_and_auto_config_reads_fields():
-    content = golden("hypenet/published_like", SMALL).config
+    content = dict(golden("hypenet/published_like", SMALL).config)  # other tests read it, too
     base = {"rope_theta": content.pop("rope_theta", 10000.0)}
     nested = {"rope_parameters": {"rope_type": "default"} | base}
     for fields in (base, nested, base | nested):
