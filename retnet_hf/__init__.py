@@ -10,7 +10,8 @@ from .version import __version__ as __version__
 
 
 # The command imports `library` when it has read its arguments: its help and its errors must not wait for PyTorch.
-_is_command = "retnet_hf.cli" in sys.orig_argv or os.path.basename((sys.argv or [""])[0]) in ("retnet-hf", "retnet-hf.exe")
+_is_command = os.path.basename((sys.argv or [""])[0]) in ("retnet-hf", "retnet-hf.exe")
+_is_command |= any(argument.removeprefix("-m").startswith("retnet_hf.cli") for argument in sys.orig_argv[:8])
 if TYPE_CHECKING:
     from .library import *  # noqa: F403
 elif not _is_command:

@@ -11,7 +11,7 @@ def run() -> None:
     import transformers
     from transformers.cli.transformers import main
 
-    import retnet_hf
+    from retnet_hf import library
     from retnet_hf.conversion.errors import first_line
 
     from .text.corpus import ending_no_text
@@ -19,7 +19,7 @@ def run() -> None:
     # `transformers serve` looks for the class that config.json names in this module, not among the Auto classes.
     for name in transformers.AutoConfig.from_pretrained(sys.argv[2], trust_remote_code=False).architectures or []:
         if not hasattr(transformers, name):
-            setattr(transformers, name, getattr(retnet_hf, name, retnet_hf.RetNetHybridForCausalLM))
+            setattr(transformers, name, getattr(library, name, library.RetNetHybridForCausalLM))
     load = transformers.AutoTokenizer.from_pretrained
     transformers.AutoTokenizer.from_pretrained = lambda *args, **kwargs: ending_no_text(load(*args, **kwargs))
     transformers.logging.disable_progress_bar()

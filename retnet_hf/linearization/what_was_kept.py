@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from retnet_hf import RetNetForCausalLM, RetNetState
 from retnet_hf.retnet.generation_retnet import CACHE
@@ -245,6 +246,11 @@ def _decoding(model: PreTrainedModel, ids: Tensor) -> tuple[int, Callable[[], No
             token = model(token, use_cache=True, **{CACHE: cache}).logits[:, -1:].argmax(-1)
         token.item()
 
+    return cache_bytes(cache), decode
+
+
+def cache_bytes(cache: Cache) -> int:
+    """Returns the size of a cache or state in bytes."""
     if isinstance(cache, RetNetState):
-        return cache.nbytes, decode
-    return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values)), decode
+        return cache.nbytes
+    return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))

@@ -152,6 +152,13 @@ class StateLayer(CacheLayerMixin):
             self._remove(removed)
         self._start_record()
 
+    def offload(self) -> None:
+        self._map(lambda tensor: tensor.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        if self.is_initialized and self.saved()[0].device != self.device:
+            self._map(lambda tensor: tensor.to(self.device, non_blocking=True))
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._map(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 

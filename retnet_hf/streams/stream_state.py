@@ -76,6 +76,10 @@ class ConvolutionState(StateLayer, LayerStates):
     def batch_size(self) -> int:
         return -1 if self.tail is None else self.tail.shape[0]
 
+    def to(self, target: torch.device | str | torch.dtype) -> "ConvolutionState":
+        self.tail = None if self.tail is None else self.tail.to(target)
+        return self
+
     @classmethod
     def concatenate(cls, states: "list[ConvolutionState]") -> "ConvolutionState":
         joint = states[0].clone()
