@@ -1,6 +1,9 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The blocks that ViR, RMT and MetaFormer share, by their values, and that each family is built of them."""
 
+import copy
+import math
+
 import pytest
 import torch
 from small_models import close
