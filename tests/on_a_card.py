@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from one_rank import join_alone  # noqa: E402
 from small_models import DIALECTS, FAMILIES, left_padded, random_ids, small_model  # noqa: E402
+from small_vision_models import small_metaformer, small_rmt, small_vir, stage_images, vir_images  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from retnet_hf import RetNetForMaskedLM, RetNetState, context_parallel  # noqa: E402
@@ -145,8 +146,8 @@ def compiled(dialect: str, device: str) -> Results:
 
 
 def pictures(family: str, device: str, **options) -> Results:
-    module = __import__(f"small_{family}")
-    model, shown = getattr(module, f"small_{family}")(**options).to(device), module.images().to(device)
+    model = {"vir": small_vir, "rmt": small_rmt, "metaformer": small_metaformer}[family](**options).to(device)
+    shown = (vir_images() if family == "vir" else stage_images()).to(device)
     output = model(shown, labels=torch.zeros(len(shown), dtype=torch.long, device=device))
     output.loss.backward()
     return {"logits": output.logits, "gradients": gradients_of(model)}

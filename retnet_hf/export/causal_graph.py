@@ -22,8 +22,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from retnet_hf import RetNetForCausalLM
-from retnet_hf.hybrid.attention_columns import AttentionSpan
-from retnet_hf.hybrid.attention_sinks import SinkRotation, key_halves, split_keys
+from retnet_hf.hybrid.attention_columns import AttentionSpan, SinkRotation, key_halves, split_keys
 from retnet_hf.hybrid.softmax_attention import AttentionOfState
 from retnet_hf.ops.layout import Layout
 from retnet_hf.ops.plan import Plan

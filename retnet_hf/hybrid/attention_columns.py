@@ -2,7 +2,11 @@
 """Visibility in softmax attention: which keys each query sees, computed from marks of each column (token) of a row.
 
 A token sees all tokens of its document up to itself, or only the last ones, within a window. The first tokens of a document
-may stay visible in addition to the window, as sinks (StreamingLLM, arXiv 2309.17453).
+may stay visible in addition to the window, as sinks (StreamingLLM, arXiv 2309.17453), at a capped distance, because models
+do not generalise to distances they were not trained on. The distance does not depend on how the text is split into calls.
+
+A query is rotated twice, to its position (q) and to a nearer one (q'). With queries [q, q'], keys [k, 0] of ordinary tokens
+and keys [0, k] of sinks, one product gives the scores of both rotations, so any attention function can be used.
 """
 
 from typing import NamedTuple
@@ -11,7 +15,8 @@ import torch
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..ops.layout import Layout
+from ..ops.layout import Layout, OnDevice
+from ..ops.plan import Rotation
 from ..ops.retention_forms import needs_autograd
 
 
@@ -40,11 +45,9 @@ class Columns(NamedTuple):
     next_position: Tensor  # (B, S) int64, position after this token
 
     def of_columns(self, columns: slice | Tensor) -> "Columns":
-        """Returns the selected columns."""
         return Columns(*(marks[:, columns] for marks in self))
 
     def followed_by(self, other: "Columns") -> "Columns":
-        """Returns these columns followed by the other ones."""
         return Columns(*(torch.cat(pair, dim=1) for pair in zip(self, other)))
 
     @property
@@ -79,11 +82,9 @@ def columns_of(layout: Layout, batch: int, past: Columns | None) -> Columns:
 
 
 def visible(queries: Columns, keys: Columns, window: int | None = None, sinks: Tensor | None = None) -> Tensor:
-    """Returns which keys each query sees, (B, 1, T, S) bool. An absent query sees absent keys, so that its output is finite.
+    """Returns which keys each query sees, (B, 1, T, S) bool, in a window and the `sinks` (B, S) of its document.
 
-    Args:
-        window: how many tokens a query sees at most, itself included.
-        sinks: (B, S) bool, keys that queries of the same document see in addition to the window.
+    An absent query sees absent keys, so that its output is finite.
     """
     last, count = queries.count[:, :, None], keys.count[:, None, :]
     seen = (queries.document[:, :, None] == keys.document[:, None, :]) & (count <= last)  # (B, T, S)
@@ -125,3 +126,35 @@ def chosen(tensor: Tensor, dim: int, places: Tensor | None) -> Tensor:
         return tensor.index_select(dim, places[0].to(tensor.device))
     shape = (len(places), -1) if dim == 1 else (len(places), 1, -1, 1)
     return tensor.take_along_dim(places.to(tensor.device).view(shape), dim)
+
+
+def excess_distance(queries: Columns, keys: Columns, distance: int) -> Tensor:
+    """Returns by how many positions each query is beyond `distance` from the first token of its document, (B, T) int64.
+
+    The queries are the last columns of the keys.
+    """
+    columns = torch.arange(keys.count.shape[1], device=keys.count.device)
+    first = torch.where(keys.beginnings(1), columns, 0).cummax(-1).values  # (B, S), first column of the same document
+    first = keys.next_position.gather(1, first)[:, -queries.count.shape[1] :]
+    return (queries.next_position - first - distance).clamp(min=0)
+
+
+class SinkRotation(OnDevice):
+    """Rotates queries to their positions and, for the keys of sinks, to nearer positions: (B, H, T, K) -> (B, H, T, 2 K)."""
+
+    def __init__(self, rotate: Rotation, nearer: Rotation) -> None:
+        self.rotate, self.nearer = rotate, nearer
+
+    def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        rotated, rotated_key = self.rotate(query, key)
+        return torch.cat([rotated, self.nearer(query, key)[0]], dim=-1), rotated_key
+
+
+def key_halves(sinks: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns factors (B, 1, S, 2, 1) for the two halves of doubled keys: 1 and 0, or 0 and 1 for `sinks`, (B, S) bool."""
+    return torch.stack([~sinks, sinks], dim=-1)[:, None, :, :, None].to(dtype)
+
+
+def split_keys(key: Tensor, halves: Tensor) -> Tensor:
+    """Returns keys (B, G, S, K) doubled to (B, G, S, 2 K), for queries that are rotated twice."""
+    return (key.unsqueeze(-2) * halves.to(key.dtype)).flatten(-2)

@@ -162,13 +162,11 @@ class RetNetHybridConfig(RetNetConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reads a configuration as transformers does, also from files of other families."""
         content, kwargs = super().get_config_dict(*args, **kwargs)
         return fields_of(content, kwargs), kwargs
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "RetNetHybridConfig":
-        """Makes a configuration as transformers does, also from fields of other families."""
         return super().from_dict(fields_of(config_dict, kwargs), **kwargs)
 
     def _read(self, kwargs: dict[str, Any]) -> None:
@@ -333,9 +331,8 @@ class RetNetHybridConfig(RetNetConfig):
         allowed = f"None, or a multiple of n_group ({groups}) with topk_group ({chosen}) <= n_group and use_gated_mlp=True"
         self._require(valid, "num_experts", allowed)
         valid = experts is None or 0 < self.num_experts_per_tok <= experts * chosen // groups
-        allowed = (
-            f"from 1 to num_experts ({experts}) or, with groups, to the experts in topk_group ({chosen}) of {groups} groups"
-        )
+        of_groups = f"to the experts in topk_group ({chosen}) of {groups} groups"
+        allowed = f"from 1 to num_experts ({experts}) or, with groups, {of_groups}"
         self._require(valid, "num_experts_per_tok", allowed)
 
 

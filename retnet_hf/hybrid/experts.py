@@ -85,7 +85,6 @@ class MixtureOfExperts(nn.Module):
         self.router, self.experts, self.shared = Router(config), experts, shared
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Returns the output (B, T, D) for hidden states (B, T, D)."""
         rows = hidden_states.flatten(0, -2)
         _, weights, experts = self.router(rows)
         output = self.experts(rows, experts, weights.to(rows.dtype)).view_as(hidden_states)
@@ -93,7 +92,6 @@ class MixtureOfExperts(nn.Module):
 
 
 def init_experts(module: nn.Module, config: PreTrainedConfig) -> None:
-    """Initialises a router or experts: by `init_by_inputs` for "fan_in", else normally. A bias becomes zero."""
     for weight in module.parameters(recurse=False):
         if config.initialization == "fan_in":
             init_by_inputs(weight)
@@ -108,8 +106,7 @@ def loss_and_routing(
 ) -> tuple[Tensor | None, dict[str, Any]]:
     """Returns the loss plus the weighted loss of unbalanced routing, and the fields that a mixture adds to the outputs.
 
-    The loss of unbalanced routing (arXiv 2101.03961, equations 4 to 6) needs the logits (N, E) of all layers, and the mask
-    (B, S) for the N = B T new tokens, or for earlier and new tokens.
+    That loss (arXiv 2101.03961, equations 4 to 6) reads the logits (N, E) of all layers, for N = B T new tokens.
     """
     if not logits:  # not recorded, or there are no experts
         return loss, {}

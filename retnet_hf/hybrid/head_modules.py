@@ -12,16 +12,11 @@ from ..ops.gradients import rms_norm
 
 
 class ModuleOfHeads(nn.Module):
-    """A module that holds the parameters of all heads, and computes with the parameters of this rank's heads.
+    """A module that holds the parameters of all heads, and computes with the parameters of this rank's heads."""
 
-    Attributes:
-        rank_share: rank and number of ranks that share the heads under tensor parallelism.
-    """
+    rank_share: tuple[int, int] = (0, 1)  # rank and number of ranks that share the heads under tensor parallelism
 
-    rank_share: tuple[int, int] = (0, 1)
-
-    def own(self, numbers: Tensor) -> Tensor:
-        """Returns the elements of a parameter (H, …) or (H V) that belong to this rank's heads."""
+    def own(self, numbers: Tensor) -> Tensor:  # of a parameter (H, …) or (H V)
         rank, ranks = self.rank_share
         return numbers.chunk(ranks)[rank]
 

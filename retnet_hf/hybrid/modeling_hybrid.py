@@ -77,11 +77,7 @@ class RetNetAttention(RetNetTokenMixer):
         super().__init__(config, layer_idx, config.attention_gate_act)
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        plan: AttentionPlan,
-        state: Cache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        self, hidden_states: Tensor, plan: AttentionPlan, state: Cache | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, T, D), and the weights (B, H, T, S) if the implementation returns them."""
         past = None if state is None else state.layers[self.layer_idx]
@@ -109,7 +105,6 @@ class RetNetHybridDecoderLayer(RetNetDecoderLayer):
             without_weights(self.retention_norm, self.mlp_norm)
 
     def add_branches(self, config: RetNetHybridConfig, layer_idx: int) -> None:
-        """Adds the token mixer and the feed-forward network of this layer."""
         self.is_retention = config.layer_types[layer_idx] == "linear_attention"
         if self.is_retention:
             self.retention = RetNetHybridRetention(config, layer_idx)
@@ -124,12 +119,10 @@ class RetNetHybridDecoderLayer(RetNetDecoderLayer):
 
     @property
     def mixer(self) -> RetNetTokenMixer | RetNetLatentAttention:
-        """Returns the module that mixes the tokens."""
         return self.retention if self.is_retention else self.attention
 
 
 def without_weights(*norms: RetNetRMSNorm | nn.Module | None) -> None:
-    """Removes the weights of norms."""
     for norm in norms:
         if isinstance(norm, RetNetRMSNorm):
             norm.elementwise_affine = False
@@ -154,10 +147,7 @@ class RetNetHybridPreTrainedModel(RetNetPreTrainedModel):
         """Returns True. transformers reads the source, and keeps its finding about RetNet for the derived classes."""
         return True
 
-    @classmethod
-    def _can_set_attn_implementation(cls) -> bool:
-        """Returns True, for the same reason as for experts."""
-        return True
+    _can_set_attn_implementation = _can_set_experts_implementation
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -187,9 +177,8 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
                 own.rope_parameters = config.rope_parameters | {"rope_theta": config.attention_rope_theta}
             if config.kv_lora_rank is not None:  # which rotates the whole of a part
                 own.rope_parameters = own.rope_parameters | {"partial_rotary_factor": 1.0}
-            shared = (
-                config.rotary_layers is None and size == config.head_dim and own.rope_parameters == config.rope_parameters
-            )
+            shared = config.rotary_layers is None and size == config.head_dim
+            shared = shared and own.rope_parameters == config.rope_parameters
             self.attention_rotary = self.rotary if shared else RetNetRotaryEmbedding(own, size)
         if config.rotary_layers == "softmax_attention":
             self.rotary = None
@@ -238,7 +227,6 @@ class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
     model_class = RetNetHybridModel
 
     def input_of_head(self, hidden_states: Tensor) -> Tensor:
-        """Returns the hidden states, divided by what divides the logits."""
         scaling = self.config.logits_scaling
         return hidden_states if scaling is None else hidden_states / scaling
 

@@ -21,8 +21,18 @@ from ..ops.layout import Layout, OnDevice
 from ..ops.plan import Rotation
 from ..ops.retention_forms import needs_autograd
 from ..state.retention_state import STATE_LAYERS, StateLayer, first_in_use
-from .attention_columns import AttentionSpan, Columns, chosen, columns_of, kept_columns, visible
-from .attention_sinks import SinkRotation, excess_distance, key_halves, split_keys
+from .attention_columns import (
+    AttentionSpan,
+    Columns,
+    SinkRotation,
+    chosen,
+    columns_of,
+    excess_distance,
+    kept_columns,
+    key_halves,
+    split_keys,
+    visible,
+)
 
 
 # A layer with a window computes this many queries at a time, so that time and memory are linear in the length of a text.
@@ -32,15 +42,11 @@ EVERYTHING = AttentionSpan()
 
 
 class Reading(NamedTuple):
-    """Columns of a state after it reads new tokens.
+    """Columns of a state after it reads new tokens."""
 
-    Attributes:
-        columns: old and new columns. stored: the columns that the state keeps. places: their indices, from `kept_columns`.
-    """
-
-    columns: Columns
-    stored: Columns
-    places: Tensor | None
+    columns: Columns  # old and new columns
+    stored: Columns  # the columns that the state keeps
+    places: Tensor | None  # their indices, from `kept_columns`
 
 
 class AttentionStateLayer(StateLayer):
@@ -216,7 +222,10 @@ class AttentionPlan(OnDevice):
     def _blocks(
         self, columns: Columns, keys: Columns, sinks: Tensor | None, causal: bool, size: int, dtype: torch.dtype
     ) -> list[Block]:
-        """Returns blocks of `size` queries with their keys. `causal`: one document without gaps and without a state."""
+        """Returns blocks of `size` queries with the columns that they or later queries may see in any row.
+
+        `causal`: one document without gaps and without a state.
+        """
         (window, number), length = self.reach, columns.count.shape[1]
         if self.is_flash:
             several, given = bool((keys.documents != keys.documents[:, :1]).any()), self.implementation
@@ -230,7 +239,14 @@ class AttentionPlan(OnDevice):
         for start in range(0, length, size):
             queries, own = slice(start, min(start + size, length)), slice(None)
             if length > size:  # a single block takes all columns, so that a compiled program is reused as the past grows
-                own = _seen(columns, keys, sinks, window, start, before + queries.stop)
+                within = (keys.present & (keys.count > columns.count[:, start, None] - window)).any(dim=0)
+                within[before + start] = True  # the query sees itself, also if it is absent
+                first, end = int(within.to(torch.int8).argmax()), before + queries.stop
+                own = slice(first, end)
+                if sinks is not None:
+                    wanted = sinks[:, :first] & (keys.documents[:, :first] >= columns.documents[:, start, None])
+                    far = wanted.any(dim=0).nonzero()[:, 0]
+                    own = torch.cat([far, torch.arange(first, end, device=far.device)]) if len(far) else own
             shown = None if sinks is None else sinks[:, own]
             seen = visible(columns.of_columns(queries), keys.of_columns(own), window, shown)
             if self.implementation != "sdpa":  # others add a bias to the scores
@@ -239,21 +255,13 @@ class AttentionPlan(OnDevice):
         return blocks
 
     def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,  # (B, H, T, K)
-        key: Tensor,  # (B, G, T, K)
-        value: Tensor | int,  # (B, G, T, V)
-        past: AttentionStateLayer | None,
-        scaling: float,
-        **kwargs: Any,
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor | int, past: Any, scaling: float, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Stores the new tokens in the state, and computes their attention to the stored tokens and to each other.
 
         Args:
             module: a layer with the attributes that transformers' attention functions read.
-            value: values, or V if they are the first V elements of the keys.
-            scaling: factor on the scores.
+            query, key: (B, H, T, K) and (B, G, T, K). value: (B, G, T, V), or V if it is the first V elements of the keys.
 
         Returns:
             Outputs (B, T, H, V), and weights (B, H, T, S) if the implementation returns them.
@@ -287,19 +295,6 @@ class AttentionOfState(OnDevice):
         return past.attend(query, key, value), None
 
 
-def _seen(columns: Columns, keys: Columns, sinks: Tensor | None, window: int, query: int, end: int) -> slice | Tensor:
-    """Returns the columns before `end` that this query or a later one may see in any row."""
-    within = (keys.present & (keys.count > columns.count[:, query, None] - window)).any(dim=0)
-    within[keys.count.shape[1] - columns.count.shape[1] + query] = True  # the query sees itself, also if it is absent
-    first = int(within.to(torch.int8).argmax())
-    if sinks is not None:
-        wanted = sinks[:, :first] & (keys.documents[:, :first] >= columns.documents[:, query, None])
-        far = wanted.any(dim=0).nonzero()[:, 0]
-        if len(far):
-            return torch.cat([far, torch.arange(first, end, device=far.device)])
-    return slice(first, end)
-
-
 def attention_plans(
     config: PreTrainedConfig,
     layout: Layout,
@@ -309,11 +304,7 @@ def attention_plans(
     layers: list[StateLayer] | None,
     output_maps: bool = False,
 ) -> dict[str, AttentionPlan]:
-    """Returns a plan for each type of softmax attention in `config.layer_types`; an empty dict if there is none.
-
-    Args:
-        layers: the state of each layer; None without a state. Other arguments as in `AttentionPlan`.
-    """
+    """Returns an `AttentionPlan` for each type of softmax attention in `config.layer_types`. `layers`: their states."""
     plans = {}
     for kind in sorted(set(config.layer_types) - {"linear_attention"}):
         state = None

@@ -68,13 +68,11 @@ def shard_sequence(
     if "labels" in inputs:
         inputs["shift_labels"] = F.pad(inputs["labels"][:, 1:], (0, 1), value=ignore_index)
         added["num_items_in_batch"] = (inputs["shift_labels"] != ignore_index).sum().double() / context.ranks
-    places = context.mine
     pieces = {name: tensor.chunk(parts, dim=1) for name, tensor in inputs.items()}
-    return {name: torch.cat([pieces[name][place] for place in places], dim=1) for name in inputs} | added
+    return {name: torch.cat([each[place] for place in context.mine], dim=1) for name, each in pieces.items()} | added
 
 
 def _context_of(group: Any, order: str) -> Context:
-    """Returns the context of a process group or mesh. Raises RuntimeError without a process group, and ValueError."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
             "Splitting sequences over ranks needs a process group. Start the program with torchrun or accelerate launch."

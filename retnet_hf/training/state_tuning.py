@@ -85,7 +85,6 @@ class StateTuning(nn.Module):
         return self.model(input_ids, attention_mask, cache=self.state(len(input_ids)), **options)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Returns only the learned state."""
         frozen = f"{kwargs.get('prefix', '')}model."
         entries = super().state_dict(*args, **kwargs)
         for name in [name for name in entries if name.startswith(frozen)]:
@@ -106,8 +105,6 @@ class StateTuning(nn.Module):
 register_causal(StateTuning)
 
 
-def _without_weights(tuning: StateTuning, keys: Any) -> None:
-    """Removes the frozen weights from the missing keys, since no checkpoint contains them."""
-    frozen = tuple(f"model.{name}" for name in tuning.model.state_dict())
-    inner = tuple(f".{name}" for name in frozen)
-    keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen and not name.endswith(inner)]
+def _without_weights(tuning: StateTuning, keys: Any) -> None:  # the frozen ones, which no checkpoint contains
+    frozen = tuple(f".model.{name}" for name in tuning.model.state_dict())
+    keys.missing_keys[:] = [name for name in keys.missing_keys if not f".{name}".endswith(frozen)]

@@ -190,14 +190,14 @@ class CarryState(TrainerCallback):
             self.state = whole.select(list(range(first, first + batch_size)))
 
     def _load(self, folder: Path, model: nn.Module) -> RetNetState:
-        """Returns the state of all rows, from the files of any number of processes."""
         any_file = next(folder.glob(f"{Path(self.FILE).stem}*"), None)
         if any_file is None:
             raise ValueError(f"{folder} has no {self.FILE}, so it was not written by a run with CarryState.")
-        processes = re.search(r"-of-(\d+)", any_file.name)
+        processes = re.search(r"-of-(\d+)", any_file.name)  # of the run that wrote it
         files = self._files_of(folder, int(processes[1]) if processes else 1)
-        states = [RetNetState.load(file, model.config, model.device, other_weights=True) for file in files]
-        return RetNetState.concatenate(states)
+        return RetNetState.concatenate(
+            [RetNetState.load(file, model.config, model.device, other_weights=True) for file in files]
+        )
 
     def on_epoch_begin(self, args, state, control, **kwargs) -> None:
         if not _is_within_epoch(state):  # a resumed run continues within an epoch, with the loaded state
@@ -205,10 +205,8 @@ class CarryState(TrainerCallback):
 
     def on_step_begin(self, args, state, control, model: nn.Module = None, **kwargs) -> None:
         self._remove_hooks()
-        self._hooks = [
-            model.register_forward_pre_hook(self._pass_state, with_kwargs=True),
-            model.register_forward_hook(self._store_state),
-        ]
+        passing = model.register_forward_pre_hook(self._pass_state, with_kwargs=True)
+        self._hooks = [passing, model.register_forward_hook(self._store_state)]
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
         self._remove_hooks()

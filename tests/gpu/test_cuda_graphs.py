@@ -112,19 +112,26 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", [*USES, "inference mode", "embeddings", "finished rows"])
 def test_uses(place, use):
-    model, ids = place.model(), place.ids()
+    model, options = place.model(), {"do_sample": False} | USES.get(use, {})
+    inputs = {"input_ids": place.ids()}
+    if use == "embeddings":
+        inputs = {"inputs_embeds": model.get_input_embeddings()(place.ids()).detach()}
+    elif use == "finished rows":
+        end = int(without(lambda: greedy(model, place.ids(), 24))[0, 20])
+        options |= {"eos_token_id": end, "pad_token_id": PAD}
 
     def call() -> Tensor:
         torch.manual_seed(3)
-        return model.generate(ids, max_new_tokens=24, **USES[use])
+        with torch.inference_mode(use == "inference mode"):
+            return model.generate(**inputs, max_new_tokens=24, **options)
 
     expected = without(call)
     assert call().equal(expected)
     captures, replays = place.counts.take()
-    assert captures == 1
-    assert replays >= 22
+    assert captures == 1 or use == "finished rows"
+    assert replays >= (8 if use == "finished rows" else 22)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -137,29 +144,6 @@ def test_left_padding(place, beams):
     assert place.counts.take() == (1, 22)
     rows = [greedy(model, row.to(place.device), 24, num_beams=beams) for row in (random_ids(1, 4), random_ids(1, 9, 1))]
     assert [row[0, -24:].tolist() for row in rows] == expected[:, -24:].tolist()
-
-
-def test_finished_rows_are_padded(place):
-    model = place.model()
-    end = int(without(lambda: greedy(model, place.ids(), 30))[0, 20])
-    expected = without(lambda: greedy(model, place.ids(), 30, eos_token_id=end, pad_token_id=PAD))
-    assert greedy(model, place.ids(), 30, eos_token_id=end, pad_token_id=PAD).equal(expected)
-
-
-def test_embeddings_of_a_prompt(place):
-    model = place.model()
-    embeddings = model.get_input_embeddings()(place.ids()).detach()
-    expected = without(lambda: greedy(model, tokens=20, inputs_embeds=embeddings))
-    assert greedy(model, tokens=20, inputs_embeds=embeddings).equal(expected)
-    assert place.counts.take() == (1, 18)
-
-
-@torch.inference_mode()
-def test_inference_mode(place):
-    model = place.model()
-    expected = without(lambda: greedy(model, place.ids(), 20))
-    assert greedy(model, place.ids(), 20).equal(expected)
-    assert place.counts.take() == (1, 18)
 
 
 def test_a_state_continues_after_its_call(place):
@@ -261,30 +245,22 @@ def test_batches_of_other_sizes(place, batches):
         assert place.counts.take() == (1, 18)
 
 
-def in_place(model: nn.Module) -> None:
-    model.lm_head.weight.data.mul_(-1.5)
+CHANGES = {
+    "in place": lambda model: model.lm_head.weight.data.mul_(-1.5),
+    "replaced": lambda model: setattr(model.lm_head, "weight", nn.Parameter(-model.lm_head.weight.detach())),
+    "another option": lambda model: setattr(model.model.layers[0], "mlp_multiplier", -3.0),
+    "another type": lambda model: model.to(torch.float64),
+}
 
 
-def replaced(model: nn.Module) -> None:
-    model.lm_head.weight = nn.Parameter(-model.lm_head.weight.detach())
-
-
-def another_option(model: nn.Module) -> None:
-    model.model.layers[0].mlp_multiplier = -3.0
-
-
-def another_type(model: nn.Module) -> None:
-    model.to(torch.float64)
-
-
-@pytest.mark.parametrize("change", [in_place, replaced, another_option, another_type])
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_model(place, change):
     """Nothing of a call is left for the next one, which finds the model as it is."""
     model, ids = place.model(tie_word_embeddings=False), place.ids()
     before = greedy(model, ids, 20)
-    change(model)
+    CHANGES[change](model)
     expected = without(lambda: greedy(model, ids, 20))
-    assert change is another_type or not expected.equal(before)
+    assert change == "another type" or not expected.equal(before)
     place.counts.take()
     assert greedy(model, ids, 20).equal(expected)
     assert place.counts.take() == (1, 18)
@@ -317,29 +293,9 @@ class OwnFeedForward(nn.Module):
         return hidden_states * (1 + self.calls % 3)
 
 
-def hooked(model: nn.Module) -> None:
-    model.model.layers[0].register_forward_hook(lambda module, args, output: output)
-
-
 def patched(model: nn.Module) -> None:
     forward = model.model.layers[0].mlp.forward
     model.model.layers[0].mlp.forward = lambda *args: forward(*args)
-
-
-def with_own_module(model: nn.Module) -> None:
-    model.model.layers[1].mlp = OwnFeedForward()
-
-
-def training(model: nn.Module) -> None:
-    model.model.layers[1].train()
-
-
-def compiled_layer(model: nn.Module) -> None:
-    model.model.layers[0].compile(backend="eager")
-
-
-def showing_all(model: nn.Module) -> None:
-    model.config.output_hidden_states = True
 
 
 def of_another_type(model: nn.Module) -> None:
@@ -349,21 +305,46 @@ def of_another_type(model: nn.Module) -> None:
     model.lm_head.weight = Quantised(model.lm_head.weight.detach())
 
 
-REASONS = [hooked, patched, with_own_module, training, compiled_layer, showing_all, of_another_type]
+REASONS = {
+    "hooked": lambda model: model.model.layers[0].register_forward_hook(lambda module, args, output: output),
+    "patched": patched,
+    "own module": lambda model: setattr(model.model.layers[1], "mlp", OwnFeedForward()),
+    "training": lambda model: model.model.layers[1].train(),
+    "compiled layer": lambda model: model.model.layers[0].compile(backend="eager"),
+    "hidden states": lambda model: setattr(model.config, "output_hidden_states", True),
+    "another type of weight": of_another_type,
+}
 
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_what_is_not_captured(place, reason):
     model = place.model()
-    reason(model)
+    REASONS[reason](model)
     greedy(model, place.ids(), 20)
     assert place.counts.take() == (0, 0)
 
 
-@pytest.mark.parametrize("dialect", ["hybrid", "ring"])
-def test_other_layers_are_not_captured(place, dialect):
-    model = place.model(dialect)
-    greedy(model, place.ids(), 12)
+def test_other_layers_autocast_and_the_variable_are_not_captured(place, monkeypatch):
+    for dialect in ("hybrid", "ring"):
+        greedy(place.model(dialect), place.ids(), 12)
+    with torch.autocast(place.device, torch.bfloat16):
+        greedy(place.model(), place.ids(), 20)
+    monkeypatch.setenv("RETNET_HF_CUDA_GRAPHS", "0")
+    greedy(place.model(), place.ids(), 20)
+    assert place.counts.take() == (0, 0)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static", "static implementation"])
+def test_caches_of_transformers_are_left_alone(place, cache):
+    model, ids = place.model(), place.ids()
+    options = {
+        "dynamic": lambda: {"past_key_values": DynamicCache(config=model.config), "disable_compile": True},
+        "static": lambda: {"past_key_values": StaticCache(model.config, max_cache_len=40), "disable_compile": True},
+        "static implementation": lambda: {"cache_implementation": "static"},
+    }[cache]()
+    expected = without(lambda: greedy(model, ids, 20))
+    with mock.patch.object(type(model), "get_compiled_call", lambda self, config: self.__call__):
+        assert greedy(model, ids, 20, **options).equal(expected)
     assert place.counts.take() == (0, 0)
 
 
@@ -393,38 +374,6 @@ def test_hidden_states_leave_nothing_that_prevents_it(place):
     assert place.counts.take() == (1, 18)
 
 
-def test_autocast_is_not_captured(place):
-    with torch.autocast(place.device, torch.bfloat16):
-        greedy(place.model(), place.ids(), 20)
-    assert place.counts.take() == (0, 0)
-
-
-def test_the_variable_turns_it_off(place, monkeypatch):
-    monkeypatch.setenv("RETNET_HF_CUDA_GRAPHS", "0")
-    greedy(place.model(), place.ids(), 20)
-    assert place.counts.take() == (0, 0)
-
-
-@pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
-def test_caches_of_transformers(place, cache_class):
-    """As ever, without a graph of ours."""
-    model, ids = place.model(), place.ids()
-    expected = without(lambda: greedy(model, ids, 20))
-    room = {"max_cache_len": 40} if cache_class is StaticCache else {}
-    cache = cache_class(config=model.config, **room)
-    assert greedy(model, ids, 20, past_key_values=cache, disable_compile=True).equal(expected)
-    assert place.counts.take() == (0, 0)
-
-
-def test_the_static_implementation(place):
-    """It compiles where it can, and is left alone."""
-    model, ids = place.model(), place.ids()
-    expected = without(lambda: greedy(model, ids, 20))
-    with mock.patch.object(type(model), "get_compiled_call", lambda self, config: self.__call__):
-        assert greedy(model, ids, 20, cache_implementation="static").equal(expected)
-    assert place.counts.take() == (0, 0)
-
-
 @pytest.mark.parametrize("assistant", ["another", "prompt lookup", "a Llama"])
 def test_assisted_decoding(place, assistant):
     """Several tokens a step, and drafts that are taken back: not captured, and the same tokens."""
@@ -452,38 +401,27 @@ class Meddling(LogitsProcessor):
         return scores
 
 
-def turned(state: RetNetState) -> None:
-    state.reorder_cache(torch.tensor([1, 0], device=state.layers[0].device))
+def for_layers(change: Callable[[object], object]) -> Callable[[RetNetState], None]:
+    return lambda state: [change(layer) for layer in state.layers]
 
 
-def elsewhere(state: RetNetState) -> None:
-    for layer in state.layers:
-        layer.recurrent_states = layer.recurrent_states.clone()
+MEDDLING = {  # and how often the graph is replayed
+    "turned": (lambda state: state.reorder_cache(torch.tensor([1, 0], device=state.layers[0].device)), 22),
+    "elsewhere": (for_layers(lambda layer: setattr(layer, "recurrent_states", layer.recurrent_states.clone())), 22),
+    "copied": (lambda state: state.clone().layers[0].recurrent_states.fill_(float("nan")), 22),
+    "memory": (for_layers(lambda layer: setattr(layer.recurrent_states, "data", layer.recurrent_states.clone())), 8),
+    "recording": (lambda state: state.activate_past_recording(), 8),
+}
 
 
-def moved_memory(state: RetNetState) -> None:
-    for layer in state.layers:
-        layer.recurrent_states.data = layer.recurrent_states.clone()
-
-
-def recording(state: RetNetState) -> None:
-    state.activate_past_recording()
-
-
-def copied(state: RetNetState) -> None:
-    state.clone().layers[0].recurrent_states.fill_(float("nan"))
-
-
-@pytest.mark.parametrize(
-    ("meddle", "replays"), [(turned, 22), (elsewhere, 22), (copied, 22), (moved_memory, 8), (recording, 8)]
-)
-def test_a_state_that_changes_between_steps(place, meddle, replays):
+@pytest.mark.parametrize("meddle", MEDDLING)
+def test_a_state_that_changes_between_steps(place, meddle):
     """A graph reads and writes the state wherever it is, or is not used any more."""
-    model, ids = place.model(), place.ids()
+    model, ids, (change, replays) = place.model(), place.ids(), MEDDLING[meddle]
 
     def call() -> Tensor:
         state = RetNetState(model.config)
-        processors = LogitsProcessorList([Meddling(meddle, state)])
+        processors = LogitsProcessorList([Meddling(change, state)])
         return greedy(model, ids, 24, past_key_values=state, logits_processor=processors)
 
     expected = without(call)

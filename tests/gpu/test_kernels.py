@@ -42,12 +42,12 @@ def no_triton(monkeypatch):
     monkeypatch.delitem(sys.modules, "retnet_hf.gpu.retention_triton", raising=False)
 
 
-def test_a_name_that_is_none_is_refused():
+def test_names_of_kernels(monkeypatch):
+    """The environment goes before the configuration."""
+    assert RetNetConfig(**SIZES).kernels == "auto"
+    assert RetNetHybridConfig(**SIZES, layer_types=["linear_attention"]).kernels == "auto"
     with pytest.raises(StrictDataclassError, match="kernels must be one of auto, triton, torch, got 'cuda'"):
         RetNetConfig(**SIZES, kernels="cuda")
-
-
-def test_the_environment_goes_before_the_configuration(monkeypatch):
     monkeypatch.setenv(KERNELS_VARIABLE, "torch")
     assert load_kernels("triton") is TORCH
     monkeypatch.setenv(KERNELS_VARIABLE, "cuda")
@@ -174,11 +174,6 @@ def expected():
     return results_of(model_of(kernels="torch"))
 
 
-def test_kernels_are_the_default():
-    assert RetNetConfig(**SIZES).kernels == "auto"
-    assert RetNetHybridConfig(**SIZES, layer_types=["linear_attention"]).kernels == "auto"
-
-
 def test_a_model_on_a_cpu_never_imports_triton():
     program = f"""
 import sys, torch
@@ -213,52 +208,41 @@ def scaled(by):
     return lambda function, *operands, **options: tuple(by * result for result in function(*operands, **options))
 
 
-def of_other_decays(function, query, key, value, log_decay, *rest, **options):
-    return function(query, key, value, 2 * log_decay, *rest, **options)
+def of_result(change):
+    return lambda function, *operands, **options: change(*function(*operands, **options))
 
 
-def without_the_last_tokens(function, *operands, **options):
-    output, state = function(*operands, **options)
+def of_operands(change):
+    return lambda function, *operands, **options: function(*change(*operands), **options)
+
+
+def other_gradient(query, *rest):
+    return query.detach() + 0.5 * (query - query.detach()), *rest
+
+
+def last_cut(output, state):
     return torch.cat([output[:, :, :-3], torch.zeros_like(output[:, :, -3:])], dim=2), state
 
 
-def with_a_number_that_is_none(function, *operands, **options):
-    output, state = function(*operands, **options)
+def other_decays(query, key, value, log_decay, *rest):
+    return query, key, value, 2 * log_decay, *rest
+
+
+def not_a_number(output, state):
     return output.clone().index_fill_(2, torch.tensor([5]), float("nan")), state
 
 
-def with_another_gradient(function, query, *rest, **options):
-    return function(query.detach() + 0.5 * (query - query.detach()), *rest, **options)
-
-
-def with_another_state(function, *operands, **options):
-    output, state = function(*operands, **options)
-    return output, 1.5 * state
-
-
-def scaled_loss(function, *operands):
-    return 1.5 * function(*operands)
-
-
-def with_other_angles(function, query, key, of_query, of_key):
-    return function(query, key, of_query, of_query)
-
-
-def with_another_norm(function, values, *gate):
-    return function(values + 0.5, *gate)
-
-
 MUTANTS = {
-    "decays": ("chunkwise", of_other_decays, "differs by"),
-    "the last tokens": ("chunkwise", without_the_last_tokens, "differs by"),
-    "not a number": ("chunkwise", with_a_number_that_is_none, "the output differs by nan"),
-    "the gradient": ("chunkwise", with_another_gradient, "the gradient of the queries differs by 0.5"),
-    "the state": ("chunkwise", with_another_state, "the state differs by 0.5"),
+    "decays": ("chunkwise", of_operands(other_decays), "differs by"),
+    "the last tokens": ("chunkwise", of_result(last_cut), "differs by"),
+    "not a number": ("chunkwise", of_result(not_a_number), "the output differs by nan"),
+    "the gradient": ("chunkwise", of_operands(other_gradient), "the gradient of the queries differs by 0.5"),
+    "the state": ("chunkwise", of_result(lambda output, state: (output, 1.5 * state)), "the state differs by 0.5"),
     "the step": ("step_", scaled(1.5), "differs by 0.5"),
-    "the rotation": ("rotate", with_other_angles, "the rotation of the keys differs by"),
-    "the gate": ("gated", lambda function, values, *gate: function(values.flip(-1), *gate), "the gated values differs by"),
-    "the loss": ("cross_entropy_", scaled_loss, "the loss differs by 0.5"),
-    "the norm": ("normed_gate", with_another_norm, "norm"),
+    "the rotation": ("rotate", of_operands(lambda q, k, of_q, _: (q, k, of_q, of_q)), "the rotation of the keys differs by"),
+    "the gate": ("gated", of_operands(lambda values, *gate: (values.flip(-1), *gate)), "the gated values differs by"),
+    "the loss": ("cross_entropy_", lambda function, *operands: 1.5 * function(*operands), "the loss differs by 0.5"),
+    "the norm": ("normed_gate", of_operands(lambda values, *gate: (values + 0.5, *gate)), "norm"),
 }
 
 

@@ -64,16 +64,12 @@ def test_a_transformer_keeps_its_logits_and_its_greedy_tokens(name):
     assert model.generate(ids, **arguments).equal(source.generate(ids, **arguments))
 
 
-def hybrid(family="hybrid", **fields):
-    return small_model(family, **fields)
-
-
 of_every_family = pytest.mark.parametrize("family", ["hybrid", "sinks", *FAMILIES])
 
 
 @pytest.mark.parametrize("family", ["hybrid", "sinks"])
 def test_implementations_of_attention_agree(family):
-    model, ids = hybrid(family), random_ids(2, 30)
+    model, ids = small_model(family), random_ids(2, 30)
     assert model.config._attn_implementation == "sdpa"
     expected = model(ids).logits
     mask = torch.ones(2, 30, dtype=torch.int64)
@@ -85,7 +81,7 @@ def test_implementations_of_attention_agree(family):
 
 
 def test_weights_of_attention_are_returned_with_the_maps():
-    model, ids = hybrid(), random_ids(2, 11)
+    model, ids = small_model("hybrid"), random_ids(2, 11)
     out = model(ids, output_attentions=True)
     close(out.logits, model(ids).logits)
     full, sliding = out.attentions[1], out.attentions[2]
@@ -96,7 +92,7 @@ def test_weights_of_attention_are_returned_with_the_maps():
 
 
 def test_a_sliding_layer_holds_no_more_than_its_window():
-    model = hybrid()
+    model = small_model("hybrid")
     state = model(random_ids(1, 50), use_cache=True).past_key_values
     for token in random_ids(1, 20, seed=1).split(1, dim=1):
         model(token, past_key_values=state)
@@ -107,7 +103,7 @@ def test_a_sliding_layer_holds_no_more_than_its_window():
 
 
 def test_a_layer_with_sinks_holds_no_more_than_these_and_its_window():
-    model = hybrid("sinks")
+    model = small_model("sinks")
     state = model(random_ids(2, 50), attention_mask=torch.ones(2, 50).tril(44), use_cache=True).past_key_values
     for token in random_ids(2, 20, seed=1).split(1, dim=1):
         model(token, past_key_values=state)
@@ -117,7 +113,7 @@ def test_a_layer_with_sinks_holds_no_more_than_these_and_its_window():
 
 
 def test_a_sliding_layer_counts_tokens_that_are_there():
-    model, ids = hybrid(), random_ids(1, 30)
+    model, ids = small_model("hybrid"), random_ids(1, 30)
     mask = torch.ones(1, 30, dtype=torch.int64)
     mask[0, 10:25] = 0
     alone = model(ids[mask == 1][None]).logits
@@ -128,7 +124,7 @@ def test_a_sliding_layer_counts_tokens_that_are_there():
 @pytest.mark.parametrize("family", ["hybrid", "sinks"])
 def test_blocks_of_a_window_change_nothing(monkeypatch, family, padded):
     """Nor do they see more columns than they need, and so are linear in the length of the text."""
-    model, ids = hybrid(family), random_ids(2, 61)
+    model, ids = small_model(family), random_ids(2, 61)
     mask = torch.ones(2, 61, dtype=torch.int64)
     if padded:
         mask[0, 3:9] = mask[1, 20:31] = 0
@@ -149,7 +145,7 @@ def test_blocks_of_a_window_change_nothing(monkeypatch, family, padded):
 
 
 def test_blocks_see_the_sinks_of_their_documents_alone():
-    model, ids = hybrid("sinks"), random_ids(1, 40)
+    model, ids = small_model("sinks"), random_ids(1, 40)
     documents = torch.tensor([[0] * 11 + [1] * 13 + [2] * 16])
     expected = torch.cat([model(part).logits for part in ids.split([11, 13, 16], dim=1)], dim=1)
     close(model(ids, seq_idx=documents).logits, expected)
@@ -203,7 +199,7 @@ def test_a_window_that_does_not_rotate_has_no_distances():
 @of_every_family
 @pytest.mark.parametrize("removed", [1, 5, 21])
 def test_tokens_are_taken_back_as_if_never_read(removed, family):
-    model, ids, other = hybrid(family), random_ids(2, 33), random_ids(2, 9, seed=1)
+    model, ids, other = small_model(family), random_ids(2, 33), random_ids(2, 9, seed=1)
     state = model(ids[:, :12], use_cache=True).past_key_values
     state.activate_past_recording()
     for piece in ids[:, 12:].split([7, 1, 13], dim=1):
@@ -231,7 +227,7 @@ def test_a_window_of_one_token_does_not_forget_where_it_was(sinks):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["hybrid", "sinks"])
 def test_a_state_is_saved_and_loaded_whole(tmp_path, family, dtype):
-    model, ids, more = hybrid(family).to(dtype), random_ids(2, 20), random_ids(2, 9, seed=1)
+    model, ids, more = small_model(family).to(dtype), random_ids(2, 20), random_ids(2, 9, seed=1)
     mask = torch.ones(2, 20, dtype=torch.int64)
     mask[1, :4] = 0
     state = model(ids, attention_mask=mask, use_cache=True).past_key_values
@@ -245,7 +241,7 @@ def test_a_state_is_saved_and_loaded_whole(tmp_path, family, dtype):
 
 @of_every_family
 def test_rows_are_cloned_selected_repeated_and_joined(family):
-    model, more = hybrid(family), random_ids(1, 6, seed=9)
+    model, more = small_model(family), random_ids(1, 6, seed=9)
     states = [model(random_ids(1, length, seed=length), use_cache=True).past_key_values for length in (4, 17)]
     alone = [model(more, past_key_values=state.clone()).logits for state in states]
     joint = RetNetState.concatenate(states)
@@ -261,7 +257,7 @@ def test_rows_are_cloned_selected_repeated_and_joined(family):
 
 @of_every_family
 def test_generation_in_every_way(family):
-    model, ids = hybrid(family), random_ids(2, 9)
+    model, ids = small_model(family), random_ids(2, 9)
     expected = greedy(model, ids, 20, use_cache=False)
     assert greedy(model, ids, 20).equal(expected)
     assert greedy(model, ids[:1], 20, prompt_lookup_num_tokens=3).equal(expected[:1])
@@ -270,39 +266,21 @@ def test_generation_in_every_way(family):
     assert beams.equal(model.generate(ids, num_beams=3, max_new_tokens=12, do_sample=False, use_cache=False))
 
 
-@of_every_family
-def test_every_parameter_learns(family):
-    model, ids = hybrid(family).train(), random_ids(2, 21)
-    with torch.enable_grad():
-        model(ids, labels=ids).loss.backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
-
-
 def test_visible_by_definition():
-    layout = layout_of(
-        (2, 7),
-        torch.device("cpu"),
-        attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]]),
-        seq_idx=torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2]]),
-    )
-    columns = columns_of(layout, 2, None)
-    there, documents = layout.present, [[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2]]
+    mask, documents = torch.tensor([[1, 1, 0, 1, 1, 1, 1], [1] * 7]), [[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2]]
+    layout = layout_of((2, 7), torch.device("cpu"), attention_mask=mask, seq_idx=torch.tensor(documents))
+    columns, there = columns_of(layout, 2, None), mask.bool()
     for window, sinks in ((None, 0), (2, 0), (2, 1), (1, 2)):
         seen = visible(columns, columns, window, columns.beginnings(sinks))[:, 0]
-        for row in range(2):
+        for row, document in enumerate(documents):
             for query in range(7):
-                for key in range(query + 1):
-                    between = int(there[row, key : query + 1].sum())
-                    expected = there[row, key] and documents[row][key] == documents[row][query]
-                    own = [
-                        place
-                        for place in range(key + 1)
-                        if there[row, place] and documents[row][place] == documents[row][key]
-                    ]
-                    expected = expected and (window is None or between <= window or len(own) <= sinks)
-                    assert not there[row, query] or bool(seen[row, query, key]) == bool(expected)
-                assert not there[row, query] or not seen[row, query, query + 1 :].any()
                 assert seen[row, query].any()
+                for key in range(7) if there[row, query] else ():
+                    between = int(there[row, key : query + 1].sum())
+                    own = [place for place in range(key + 1) if there[row, place] and document[place] == document[key]]
+                    near = window is None or between <= window or len(own) <= sinks
+                    expected = key <= query and there[row, key] and document[key] == document[query] and near
+                    assert bool(seen[row, query, key]) == bool(expected)
 
 
 def test_flash_attention_is_refused_where_documents_share_a_row():
@@ -327,11 +305,11 @@ def test_flash_attention_is_refused_where_documents_share_a_row():
         ({"attention_sinks": -1}, "attention_sinks must be 0, or a positive number of tokens if .*, got -1"),
         (
             {"attention_sinks": 4, "layer_types": None, "sliding_window": None},
-            "attention_sinks must be 0, or a positive number of tokens if layer_types has sliding_attention, got 4",
+            "0, or a positive .* sliding_attention, got",
         ),
         (
             {"attention_sinks": 3, "attention_sink_distance": 7},
-            r"attention_sink_distance must be 8 \(sliding_window \+ attention_sinks - 1\) or more, or None, got 7",
+            r"be 8 \(sliding_window \+ .*\) or more, or None, got 7",
         ),
         ({"attention_sink_distance": 9}, "attention_sink_distance must be None if attention_sinks is 0, got 9"),
         ({"bidirectional": True}, "layer_types must be all linear_attention in an encoder"),
@@ -366,7 +344,7 @@ def test_a_model_takes_the_configuration_of_its_kind_alone():
 
 
 def test_what_is_said_of_memory_is_what_is_held():
-    model = hybrid()
+    model = small_model("hybrid")
     state = model(random_ids(1, 40), use_cache=True).past_key_values
     config = model.config
     retained = [layer for layer in state.layers if not isinstance(layer, AttentionStateLayer)]

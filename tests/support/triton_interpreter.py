@@ -533,8 +533,8 @@ class TrainedModel:
 def pictures(family: str, **options) -> dict[str, float]:
     """Logits and gradients of a vision model with kernels, against the same without."""
     sys.path[:0] = [] if str(Path(__file__).parent) in sys.path else [str(Path(__file__).parent)]
-    module, launched = importlib.import_module(f"small_{family}"), collections.Counter()
-    shown, found = module.images().to(DEVICE), []
+    module, launched = importlib.import_module("small_vision_models"), collections.Counter()
+    shown, found = (module.vir_images() if family == "vir" else module.stage_images()).to(DEVICE), []
     chunkwise = retention_triton.launch_chunkwise
 
     def counted(*call):

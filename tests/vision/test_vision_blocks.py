@@ -1,6 +1,9 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The blocks that ViR, RMT and MetaFormer share, by their values, and that each family is built of them."""
 
+import copy
+import math
+
 import pytest
 import torch
 from small_models import close
@@ -59,6 +62,34 @@ def test_layer_scale_is_a_factor_of_each_channel():
 def test_rates_of_stochastic_depth_rise_over_all_blocks():
     assert drop_path_rates(0.4, [2, 1, 2]) == [[0.0, pytest.approx(0.1)], [0.2], [pytest.approx(0.3), 0.4]]
     assert drop_path_rates(0.4, [1]) == [[0.0]]
+
+
+def test_no_cast_touches_decays():
+    decay = HeadDecay([0.998046875, 1.0, 1e-300])
+    expected = [math.log(0.998046875), 0.0, -100.0]
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        cast = copy.deepcopy(decay).to(dtype)
+        assert cast(torch.bfloat16, CPU).dtype == torch.float32
+        assert torch.equal(cast(torch.bfloat16, CPU), torch.tensor(expected))
+        assert cast(torch.float64, CPU).tolist() == pytest.approx(expected, rel=1e-15)
+    assert not decay.state_dict()
+
+
+def test_attention_written_out_with_heads_that_share_keys_and_values():
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 6, 5, 4, dtype=torch.float64, generator=generator)
+    key, value = torch.randn(2, 2, 2, 5, 4, dtype=torch.float64, generator=generator)
+    module = nn.Module()
+    module.is_causal = True
+    output, attention = eager_attention_forward(module, query, key, value, None, scaling=0.5)
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.5, enable_gqa=True)
+    torch.testing.assert_close(output.transpose(1, 2), expected)
+    assert attention.shape == (2, 6, 5, 5)
+
+    seen = torch.zeros(5, 5, dtype=torch.float64)  # a mask takes the place of is_causal
+    output, _ = eager_attention_forward(module, query, key, value, seen, scaling=0.5)
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, scale=0.5, enable_gqa=True)
+    torch.testing.assert_close(output.transpose(1, 2), expected)
 
 
 def test_angles_are_exact_at_any_position():
