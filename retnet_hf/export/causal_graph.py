@@ -11,7 +11,6 @@ A row of the batch is one document without padding. The positions of its tokens 
 
 import copy
 import sys
-from functools import partial
 from itertools import chain
 from types import SimpleNamespace
 from typing import NamedTuple, TypeVar
@@ -159,7 +158,8 @@ class CausalGraph(nn.Module):
         inner = self.model.model
         kinds, distance = inner.config.layer_types, getattr(inner.config, "attention_sink_distance", None)
         layout, decays = Layout(position, position + 1), inner.decay.of_layers(torch.float32, position.device)
-        plan = Plan(layout, partial(inner.rotation, torch.float32), decays, "parallel", inner.chunk_size)
+        angles = None if inner.rotary is None else inner.rotary(position, torch.float32)
+        plan = Plan(layout, angles, inner.scaling, decays, "parallel", inner.chunk_size)
         plans: dict[str, Plan | AttentionOfState] = {"linear_attention": plan}
         for kind in set(kinds) - {"linear_attention"}:
             rotate = inner.attention_rotation(plan, torch.float32)

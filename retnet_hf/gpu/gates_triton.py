@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..modules.layers import RetNetRMSNorm
-from ..ops.gradients import gated, is_silu, is_without_hooks, normed_gate, plain_rms_norm
+from ..ops.gradients import SILU, gated, is_without_hooks, normed_gate, plain_rms_norm
 from ..ops.retention_forms import gradients_where_asked
 from .launching import cdiv, launch, next_power_of_2
 from .retention_triton import empty_rows, launches_at_once, processors_of, runs_on, with_dense_rows
@@ -159,7 +159,8 @@ class TritonGate(torch.autograd.Function):
 def gated_triton(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """Computes `gated` on a GPU. PyTorch computes other activations, and tensors that differ in dtype or memory layout."""
     alike = values.shape == gate.shape and values.dtype == gate.dtype and values.is_contiguous() and gate.is_contiguous()
-    if not (alike and is_silu(activation) and covered(values, gate)):
+    alike = alike and type(activation) in SILU and is_without_hooks(activation)
+    if not (alike and covered(values, gate)):
         return gated(values, gate, activation)
     return TritonGate.apply(values, gate) if recorded(values, gate) else gate_forward(values, gate)
 
@@ -243,7 +244,8 @@ class TritonNormedGate(torch.autograd.Function):
 def normed_gate_triton(values: Tensor, norm: nn.Module, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """Computes `normed_gate` on a GPU. PyTorch computes other norms and activations, and rows of more than 4,096 numbers."""
     batch, heads, length, size = values.shape
-    plain = type(norm) is RetNetRMSNorm and is_without_hooks(norm) and is_silu(activation)
+    plain = type(norm) is RetNetRMSNorm and type(activation) in SILU
+    plain = plain and is_without_hooks(norm) and is_without_hooks(activation)
     plain = plain and gate.shape == (batch, length, heads * size) and size <= LARGEST_ROW
     if not (plain and covered(values, gate) and (norm.weight is None or is_row(norm.weight, values))):
         return normed_gate(values, norm, gate, activation)

@@ -23,6 +23,7 @@ LOGITS_AT_A_TIME_ON_CPU = 2**22
 LOGITS_AT_A_TIME_ELSEWHERE = 2**26
 LOGITS_AT_A_TIME_WITH_KERNEL = 2**28  # in training, where the softmax then does not exist as a tensor
 KINDS_OF_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
+SILU = (nn.SiLU, SiLUActivation)
 GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global_{kind}_hooks") for kind in KINDS_OF_HOOKS)
 
 
@@ -142,10 +143,6 @@ class RMSNorm(torch.autograd.Function):
         return grad_input, None if grad_weight is None else grad_weight.to(weight.dtype), None
 
 
-def is_silu(activation: Callable[[Tensor], Tensor]) -> bool:
-    return type(activation) in (nn.SiLU, SiLUActivation) and is_without_hooks(activation)
-
-
 def is_without_hooks(module: nn.Module) -> bool:
     """Returns whether nothing sees a call of the module or its gradient, so that another operation may take its place."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
@@ -154,7 +151,8 @@ def is_without_hooks(module: nn.Module) -> bool:
 
 def gated(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """Returns values · activation(gate), elementwise. SiLU, the usual activation, has a gradient of its own."""
-    if torch.is_grad_enabled() and not needs_autograd() and is_silu(activation):
+    is_silu = type(activation) in SILU and is_without_hooks(activation)
+    if is_silu and torch.is_grad_enabled() and not needs_autograd():
         return SiLUGate.apply(values, gate)
     return values * activation(gate)
 
@@ -325,8 +323,9 @@ class LinearCrossEntropy(torch.autograd.Function):
             results = summed_cross_entropy(logits, labels, ctx.ignore_index), logits
             gradients = gradients_where_asked(results, (hidden_states, weight), (loss_gradient, logits_gradient))
             return *gradients, None, None, None, None, None
-        scale, operands = 0.0 if loss_gradient is None else loss_gradient, (hidden_states, weight)
-        gradients = [None if own is None else (own * scale).to(like.dtype) for own, like in zip(of_sum, operands)]
+        scale, gradients = 0.0 if loss_gradient is None else loss_gradient, []
+        for own, like in zip(of_sum, (hidden_states, weight)):
+            gradients.append(None if own is None else (own * scale).to(like.dtype))
         if logits_gradient is not None:
             if gradients[0] is not None:
                 gradients[0] += logits_gradient @ weight.to(logits_gradient.dtype)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .choices import FORMS
 from .gradients import rotate, rotate_both, rotate_step
 from .kernels import TORCH, Kernels
 from .layout import Layout, OnDevice
@@ -69,7 +70,7 @@ class Plan(OnDevice):
     """Everything that retention layers share in one call in which each row is a sequence, with or without a state.
 
     Args:
-        rotation: function of position (B|1, T), `cast_dtypes` and `kernel` that returns a `Rotation` with these options.
+        angles, scale: of the rotation of queries and keys, as in `Rotation`, at `layout.call_position`.
         log_decays: ln γ, (M,), for each layer.
         form: "parallel", "recurrent", "chunkwise", or "auto", the fastest form for the number of tokens.
         with_final: whether the final state is needed. bidirectional: whether tokens also see later tokens.
@@ -77,12 +78,16 @@ class Plan(OnDevice):
 
     Attributes:
         in_place: whether the state is overwritten.
+
+    Raises:
+        ValueError: for an unknown form, or a form that computes no maps if there are to be maps.
     """
 
     def __init__(
         self,
         layout: Layout,
-        rotation: Callable[..., Rotation],
+        angles: tuple[Tensor, Tensor] | None,
+        scale: float,
         log_decays: Sequence[Tensor],
         form: str,
         chunk_size: int,
@@ -92,10 +97,17 @@ class Plan(OnDevice):
         maps: bool = False,
         kernels: Kernels = TORCH,
     ) -> None:
-        length = layout.position.shape[1]
+        if form not in FORMS:
+            raise ValueError(f"retention_form must be one of {', '.join(FORMS)}, got {form!r}.")
+        if maps and form not in ("auto", "parallel"):
+            raise ValueError(
+                f"retention_form must be auto or parallel with output_attentions=True, got {form!r}: "
+                "the other forms never compute the retention map."
+            )
+        length, device = layout.position.shape[1], layout.position.device
         cast_dtypes = () if kernels.chunkwise is None else HALF_PRECISION
         if not (cast_dtypes or layout.in_parts or torch.compiler.is_compiling()) and length > chunk_size:
-            cast_dtypes = (torch.bfloat16,) if multiplies_bfloat16(layout.position.device) else ()
+            cast_dtypes = (torch.bfloat16,) if device.type == "cuda" and multiplies_bfloat16(device) else ()
         if bidirectional and length == 1:
             form = "parallel"
         elif kernels.chunkwise is not None and (form == "chunkwise" or (form == "auto" and length > 1)):
@@ -105,27 +117,27 @@ class Plan(OnDevice):
         both_ways = bidirectional and form != "parallel" and not (form == "kernel" and kernels.complete)
         self.layout, self.log_decays, self.kernels = layout, log_decays, kernels
         self.position = layout.call_position
-        self.rotate = rotation(self.position, cast_dtypes=cast_dtypes, kernel=kernels.rotate)
+        self.rotate = Rotation(angles, scale, cast_dtypes, kernels.rotate)
         self.form, self.chunk_size, self.with_final, self.bidirectional = form, chunk_size, with_final, bidirectional
         self.in_place = form == "recurrent" and length == 1 and not maps
         self.maps, self.reversed = maps, layout.reversed() if both_ways and not maps else None
         self._decays: tuple[Tensor, Any] | None = None  # the last layer's ln γ, and what was computed from it
 
     def decays(self, log_decay: Tensor) -> Any:
-        """Returns powers of γ for a layer, computed once for neighbouring layers with equal decays."""
-        if torch.compiler.is_compiling():  # a compiled layer must not depend on the layers before it
-            return self.powers(log_decay)
-        if self._decays is None or self._decays[0] is not log_decay:
-            self._decays = log_decay, self.powers(log_decay)
-        return self._decays[1]
-
-    def powers(self, log_decay: Tensor) -> Any:
-        """Computes the powers of γ that `compute` needs: of a step, of maps, or of chunks."""
-        layout, length = self.layout, self.layout.position.shape[1]
+        """Returns the powers of γ for a layer, computed once for neighbouring layers with equal decays."""
+        is_kept = not torch.compiler.is_compiling()  # a compiled layer must not depend on the layers before it
+        if is_kept and self._decays is not None and self._decays[0] is log_decay:
+            return self._decays[1]
+        layout = self.layout
         if self.in_place:
-            return step_decay(log_decay, layout.present, layout.starts)
-        size = self.chunk_size if self.form == "chunkwise" and not self.maps else None
-        return decay_tables(log_decay, length, size, self.bidirectional and self.reversed is None)
+            powers = step_decay(log_decay, layout.present, layout.starts)
+        else:
+            size = self.chunk_size if self.form == "chunkwise" and not self.maps else None
+            both_ways = self.bidirectional and self.reversed is None
+            powers = decay_tables(log_decay, layout.position.shape[1], size, both_ways)
+        if is_kept:
+            self._decays = log_decay, powers
+        return powers
 
     def retain(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, past: Any = None
@@ -161,22 +173,22 @@ class Plan(OnDevice):
                 from_state, state = retention_in_chunks(query, key, value, state, chunks, layout.ages)
                 output = output + from_state
             return output, state, maps
-        output, state = self._in_order(layout, log_decay, query, key, value, state)
+        results, calls = [], [(layout, query, key, value, state)]
         if self.reversed is not None:
-            backwards = (operand.flip(2) for operand in (query, key, value))
-            output = output + self._in_order(self.reversed, log_decay, *backwards, None)[0].flip(2)
-            output = output - self_retention(query, key, value, layout.present, output.dtype)  # both directions count it
+            calls.append((self.reversed, *(operand.flip(2) for operand in (query, key, value)), None))
+        for own, *operands, before in calls:
+            if self.form not in ("recurrent", "kernel"):
+                results.append(retention_in_chunks(*operands, before, self.decays(log_decay), own.ages, self.with_final))
+                continue
+            function, options = recurrent_retention, {}
+            if self.form == "kernel":
+                function, options = self.kernels.chunkwise, {"chunk_size": self.chunk_size}
+                options |= {"bidirectional": True} if self.bidirectional and self.reversed is None else {}
+            with without_autocast(query.device.type):
+                output, state = function(*operands, log_decay, before, own.present, own.starts, **options)
+            output = output if own.present is None else output.masked_fill(~own.present[:, None, :, None], 0)
+            results.append((output, state))
+        output, state = results[0]
+        if self.reversed is not None:  # both directions count a token's own part
+            output = output + results[1][0].flip(2) - self_retention(query, key, value, layout.present, output.dtype)
         return output, state, None
-
-    def _in_order(
-        self, layout: Layout, log_decay: Tensor, query: Tensor, key: Tensor, value: Tensor, state: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        if self.form not in ("recurrent", "kernel"):
-            return retention_in_chunks(query, key, value, state, self.decays(log_decay), layout.ages, self.with_final)
-        function, options = recurrent_retention, {}
-        if self.form == "kernel":
-            function, options = self.kernels.chunkwise, {"chunk_size": self.chunk_size}
-            options |= {"bidirectional": True} if self.bidirectional and self.reversed is None else {}
-        with without_autocast(query.device.type):
-            output, state = function(query, key, value, log_decay, state, layout.present, layout.starts, **options)
-        return output if layout.present is None else output.masked_fill(~layout.present[:, None, :, None], 0), state

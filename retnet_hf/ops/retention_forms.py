@@ -275,22 +275,6 @@ def default_chunk_size(key_dim: int, value_dim: int) -> int:
     return next((size for size in (64, 128, 256) if size >= balance), 512)
 
 
-def form_of_call(form: str, maps: bool = False) -> str:
-    """Checks the form of a call or a configuration, and returns it.
-
-    Raises:
-        ValueError: for an unknown form, or if `maps` is True and the form computes no retention maps.
-    """
-    if form not in FORMS:
-        raise ValueError(f"retention_form must be one of {', '.join(FORMS)}, got {form!r}.")
-    if maps and form not in ("auto", "parallel"):
-        raise ValueError(
-            f"retention_form must be auto or parallel with output_attentions=True, got {form!r}: "
-            "the other forms never compute the retention map."
-        )
-    return form
-
-
 def choose_form(length: int, chunk_size: int) -> str:
     """Returns the form for "auto": recurrent for one token, parallel for up to one chunk, chunkwise for more."""
     if torch.compiler.is_compiling() and not isinstance(length, int):

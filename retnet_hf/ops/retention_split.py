@@ -368,9 +368,12 @@ class SplitPlan(Plan):
     same on all ranks. Each rank gets a part of the state's gradient. The gradient is the sum of these parts.
     """
 
-    def powers(self, log_decay: Tensor) -> tuple[Chunks, Exchange]:
-        """Computes the decays within this rank's segments, and between the segments of all ranks."""
-        return decay_tables(log_decay, self.layout.position.shape[1], self.chunk_size), Exchange(log_decay, self.layout)
+    def decays(self, log_decay: Tensor) -> tuple[Chunks, Exchange]:
+        """Returns the powers of γ within this rank's segments, and between the segments of all ranks."""
+        if self._decays is None or self._decays[0] is not log_decay:
+            within = decay_tables(log_decay, self.layout.position.shape[1], self.chunk_size)
+            self._decays = log_decay, (within, Exchange(log_decay, self.layout))
+        return self._decays[1]
 
     def compute(self, layer_idx, query, key, value, state=None):
         """Computes retention as `Plan.compute`."""

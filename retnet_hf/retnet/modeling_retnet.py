@@ -45,8 +45,8 @@ from ..modules.layers import ComputedBuffer, HeadDecay, RetNetRMSNorm, init_weig
 from ..ops.gradients import mean_cross_entropy
 from ..ops.kernels import kernels_found_right, kernels_of_call, load_kernels
 from ..ops.layout import Layout, layout_of
-from ..ops.plan import Plan, Rotation
-from ..ops.retention_forms import default_chunk_size, form_of_call, needs_autograd
+from ..ops.plan import Plan
+from ..ops.retention_forms import default_chunk_size, needs_autograd
 from ..state.retention_state import (
     RetNetState,
     UpdatedOnce,
@@ -139,11 +139,8 @@ class PlansRetention:
         sizes = heads, groups, matrices, *self.head_dims, self.chunk_size, config.bidirectional
         kernels = kernels_of_call(self.kernels, layout, dtype, sizes)
         options = {"with_final": with_final, "bidirectional": config.bidirectional, "maps": maps, "kernels": kernels}
-        return plan_class(layout, functools.partial(self.rotation, dtype), log_decays, form, self.chunk_size, **options)
-
-    def rotation(self, dtype: torch.dtype, position: Tensor, **options: Any) -> Rotation:
-        """Returns the rotation for positions (B|1, T) in retention layers. Options as in `Rotation`."""
-        return Rotation(None if self.rotary is None else self.rotary(position, dtype), self.scaling, **options)
+        angles = None if self.rotary is None else self.rotary(layout.call_position, dtype)
+        return plan_class(layout, angles, self.scaling, log_decays, form, self.chunk_size, **options)
 
 
 class RetNetTokenMixer(nn.Module):
@@ -353,7 +350,9 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
 
         Layers keep their decays, feature maps, windows and rotations, and are numbered by their places from then on.
         """
-        order = [getattr(layer, "config_idx", place) for place, layer in enumerate(self.layers)]
+        order = []
+        for place, layer in enumerate(self.layers):  # in a pipeline, the layers of other stages have no `config_idx`
+            order.append(getattr(layer, "config_idx", place))
         if order == list(range(self.config.num_hidden_layers)):
             return
         if not order:
@@ -453,13 +452,14 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
     def read(self, hidden_states: Tensor, plans: list[Plan], state: Cache | None, **kwargs) -> Tensor:
         """Returns the output (B, T, D) of all layers and the final norm for embedded tokens (B, T, D)."""
         state = UpdatedOnce(state) if state is not None and computes_layers_again(self) else state
-        retention = next((plan for plan in plans if isinstance(plan, Plan)), None)  # all layers of retention share it
         try:
             for layer, plan in zip(self.layers, plans):
                 hidden_states = layer(hidden_states, plan=plan, state=state, **kwargs)
         finally:  # states that were written have read the tokens, whatever a later layer does
-            if retention is not None:
-                retention.layout.advance_()
+            for plan in plans:
+                if isinstance(plan, Plan):  # all layers of retention share it
+                    plan.layout.advance_()
+                    break
         return self.norm(hidden_states)
 
     def plan(
@@ -487,7 +487,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         layers = None if cache is None else cache.layers
         past = None if layers is None else first_in_use(layers)
         maps = config.output_attentions if output_attentions is None else output_attentions
-        form, plan_class = form_of_call(retention_form or config.retention_form, maps), Plan
+        form, plan_class = retention_form or config.retention_form, Plan
         is_wide = past is not None and past.is_initialized and past.dtype == torch.float64  # the precision of a state lasts
         decays = self.decay.of_layers(torch.float64 if is_wide else dtype, device)
         call = (batch, length), device, attention_mask, position_ids

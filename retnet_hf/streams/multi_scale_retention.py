@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from ..modules.layers import init_weights
 from ..ops.layout import layout_of
-from ..ops.retention_forms import form_of_call
 from ..retnet.configuration_retnet import RetNetConfig
 from ..retnet.modeling_retnet import PlansRetention, RetNetRetention
 from ..state.retention_state import RetNetState
@@ -138,8 +137,7 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
         continues = past is not None and past.is_initialized
         is_wide = continues and past.dtype == torch.float64  # the precision of a state lasts
         decays = self.decay.of_layers(torch.float64 if is_wide else dtype, device)
-        form = form_of_call(config.retention_form, False)
-        plan = self.plan_of_layout(layout, decays, form, dtype, state is not None)
+        plan = self.plan_of_layout(layout, decays, config.retention_form, dtype, state is not None)
         try:
             output, _ = super().forward(hidden_states, plan, own)
         finally:

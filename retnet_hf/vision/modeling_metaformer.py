@@ -21,7 +21,7 @@ from transformers.utils import TransformersKwargs
 from ..modules.layers import HeadDecay, eager_attention_forward
 from ..ops.kernels import kernels_of_call, load_kernels
 from ..ops.layout import layout_of
-from ..ops.plan import Plan, Rotation
+from ..ops.plan import Plan
 from ..ops.retention_forms import default_chunk_size
 from .configuration_metaformer import MetaFormerConfig
 from .manhattan_retention import manhattan_map, manhattan_retention
@@ -119,7 +119,7 @@ class MetaFormerRetention(MetaFormerHeads):
         kernels = kernels_of_call(self.kernels, layout, query.dtype, sizes)
         options = {"with_final": False, "bidirectional": both_ways, "maps": output_maps, "kernels": kernels}
         form = self.config.retention_form
-        plan = Plan(layout, lambda _, **given: Rotation(None, **given), [log_decay], form, chunk_size, **options)
+        plan = Plan(layout, None, 1.0, [log_decay], form, chunk_size, **options)
         output, _, maps = plan.compute(0, query, key, value)
         return output.unflatten(2, grid), maps
 

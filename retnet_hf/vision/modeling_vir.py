@@ -26,8 +26,8 @@ from ..arguments.checks import require_known_arguments
 from ..modules.layers import HeadDecay, has_hooks
 from ..ops.kernels import kernels_of_call, load_kernels
 from ..ops.layout import layout_of
-from ..ops.plan import Plan, Rotation
-from ..ops.retention_forms import default_chunk_size, form_of_call
+from ..ops.plan import Plan
+from ..ops.retention_forms import default_chunk_size
 from .configuration_vir import ViRConfig
 from .vision_blocks import (
     FeedForward,
@@ -376,7 +376,7 @@ class ViRModel(ViRPreTrainedModel):
         """Returns the output of the last block, (B, T, D). `kwargs` are further arguments of `forward`."""
         config, length = self.config, hidden_states.shape[1]
         maps = asks_for_maps(config, kwargs.get("output_attentions"))
-        form = form_of_call(retention_form or config.retention_form, maps)
+        form = retention_form or config.retention_form
         chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.head_dim)
         log_decays = [self.decay(hidden_states.dtype, hidden_states.device)]  # of all layers
         whole = config.bidirectional or self.training or torch.is_grad_enabled() or form in ("parallel", "recurrent")
@@ -393,7 +393,7 @@ class ViRModel(ViRPreTrainedModel):
         for tokens in lengths:
             layout = layout_of((1, tokens), hidden_states.device)
             options["kernels"] = kernels_of_call(self.kernels, layout, hidden_states.dtype, sizes)
-            plans.append(Plan(layout, lambda _, **given: Rotation(None, scale, **given), log_decays, *fixed, **options))
+            plans.append(Plan(layout, None, scale, log_decays, *fixed, **options))
         for layer in self.layers:
             hidden_states = layer(hidden_states, plans=plans, states=states, **kwargs)
         return hidden_states

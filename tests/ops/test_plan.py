@@ -10,7 +10,7 @@ from small_models import random_ids, small_model
 import retnet_hf
 from retnet_hf.ops.kernels import TORCH
 from retnet_hf.ops.layout import layout_of
-from retnet_hf.ops.plan import Plan, Rotation
+from retnet_hf.ops.plan import Plan
 
 
 def test_no_public_name_hides_a_module():
@@ -79,7 +79,7 @@ def test_what_a_kernel_computes_for_absent_tokens_is_dropped():
     mask[0, :3] = 0
     layout = layout_of((2, 6), torch.device("cpu"), mask)
     kernels = TORCH._replace(chunkwise=lambda query, *others, **options: (torch.ones_like(query), None))
-    plan = Plan(layout, lambda _, **options: Rotation(None, **options), [torch.zeros(4)], "auto", 4, kernels=kernels)
+    plan = Plan(layout, None, 1.0, [torch.zeros(4)], "auto", 4, kernels=kernels)
     output, *_ = plan.compute(0, *[torch.zeros(2, 4, 6, 8)] * 3)
     assert output.movedim(2, 1)[mask == 1].eq(1).all()
     assert not output.movedim(2, 1)[mask == 0].any()

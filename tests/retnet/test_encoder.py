@@ -18,7 +18,7 @@ from retnet_hf import (
 )
 from retnet_hf.ops.kernels import TORCH
 from retnet_hf.ops.layout import layout_of
-from retnet_hf.ops.plan import Plan, Rotation
+from retnet_hf.ops.plan import Plan
 
 
 def masked_product(query, key, value, log_decay, mask, reset):
@@ -179,12 +179,9 @@ def test_kernels_compute_both_ways(length, chunk_size, form, marks):
         calls.append(len(arguments))
         return chunkwise_retention(*arguments, **options)
 
-    def rotation(position, **options):
-        return Rotation(None, **options)
-
     kernels, options = TORCH._replace(chunkwise=kernel), {"with_final": False, "bidirectional": True}
     found, expected = (
-        Plan(layout, rotation, [log_decay], form, chunk_size, kernels=each, **options).compute(0, *operands)[0]
+        Plan(layout, None, 1.0, [log_decay], form, chunk_size, kernels=each, **options).compute(0, *operands)[0]
         for each in (kernels, TORCH)
     )
     close(found, expected)

@@ -248,7 +248,7 @@ def split(decay=None, autocast=False, **sizes) -> dict[str, float]:
     layout = split_layout(context, (batch, length), torch.device(DEVICE), case.mask, None, documents)
 
     def segments(query, key, value, log_decay, state, *_):
-        plan = SplitPlan(layout, lambda *_, **__: None, [log_decay], "chunkwise", 16, kernels=load_kernels("triton"))
+        plan = SplitPlan(layout, None, 1.0, [log_decay], "chunkwise", 16, kernels=load_kernels("triton"))
         return plan.compute(0, query, key, value, state)[:2]
 
     with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):

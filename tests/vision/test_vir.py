@@ -17,7 +17,7 @@ from transformers import AutoModelForImageClassification, AutoModelForMaskedImag
 
 from retnet_hf import ViRBackbone, ViRForMaskedImageModeling, ViRModel
 from retnet_hf.ops.layout import layout_of
-from retnet_hf.ops.plan import Plan, Rotation
+from retnet_hf.ops.plan import Plan
 from retnet_hf.vision import modeling_vir
 from retnet_hf.vision.modeling_vir import ViREmbeddings, ViRRetention
 from retnet_hf.vision.vision_blocks import FeedForward
@@ -71,7 +71,7 @@ def test_retention_is_its_definition(recipe):
     hidden_states = torch.randn(2, 7, 16, dtype=torch.float64)
     log_decay = torch.tensor(config.decays(), dtype=torch.float64).log()
     layout, options = layout_of((1, 7), log_decay.device), {"with_final": False, "bidirectional": config.bidirectional}
-    plan = Plan(layout, lambda _, **options: Rotation(None, 8**-0.5, **options), [log_decay], "chunkwise", 5, **options)
+    plan = Plan(layout, None, 8**-0.5, [log_decay], "chunkwise", 5, **options)
     with torch.no_grad():
         output, maps = retention(hidden_states, plan)
 
