@@ -35,11 +35,6 @@ def examples(pairs: int, count: int, generator: torch.Generator) -> tuple[Tensor
     return associative_examples(keys, values, pairs, count, generator)
 
 
-def guessed(pairs: int) -> float:
-    """Returns the expected accuracy of random guesses among the values that were not asked for yet."""
-    return sum(1 / left for left in range(1, pairs + 1)) / pairs
-
-
 @torch.no_grad()
 def accuracy(model: nn.Module, pairs: int, count: int = 256) -> float:
     """Returns the share of correct values in examples that are not used in training."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import studies
 from .cells import Result, saved
-from .recall import LENGTH, PAIRS, guessed
+from .recall import PAIRS
 from .statistics import Estimate, paired
 from .studies import Plan, Row
 
@@ -157,53 +157,6 @@ class Report:
                 found.append((title, texts[0], [100 * result["accuracy"][str(pairs)] for result in recalls]))
         return found
 
-    def variations(self) -> str:
-        """Compares published and geometric decays in models that differ in another option."""
-        size, language = self.plan.size, self.plan.language
-        geometric, published = studies.RETNET, studies.PUBLISHED_RETNET
-        pairs: list[tuple[str, Row, Row, dict[str, Any]]] = [
-            (f"{size.heads} heads, value expansion 2", geometric, published, {})
-        ]
-        for rows in (studies.HEADS, studies.EXPANSION):
-            pairs += [(one.title.rpartition(", ")[0], one, other, {}) for one, other in zip(rows[::2], rows[1::2])]
-        for text in size.texts:
-            for tokens in (size.short, size.middle, size.long):
-                if (text, tokens) != (size.texts[0], size.short):
-                    title = f"{text}, {tokens / 1e6:g}M tokens"
-                    pairs.append((title, geometric, published, {"text": text, "tokens": tokens}))
-        lines = []
-        for title, one, other, fields in pairs:
-            both = [self.measured(row, language, **fields) for row in (one, other)]
-            llama = self.measured(studies.LLAMA, language, **fields) if one is geometric else None
-            if None in both:
-                continue
-            losses = [[loss(result) for result in results] for results in both]
-            shown = [title, perplexity(both[0]), perplexity(both[1]), difference(*losses)]
-            if llama is None:
-                lines.append([*shown, "", ""])
-            else:
-                ratio = math.exp(paired(losses[0], [loss(result) for result in llama]).mean)
-                lines.append([*shown, perplexity(llama), f"{ratio - 1:+.0%}"])
-        header = ["", "geometric, 2 to 512", "published", "difference of losses", "Llama", "geometric against Llama"]
-        return table(header, lines)
-
-    def recall(self) -> str:
-        """Returns recall of each seed, the best first, because models learn to recall with some seeds only."""
-        lines = [["guessing without repeating", "", "", *(f"{100 * guessed(pairs):.0f}" for pairs in PAIRS)]]
-        for row in studies.COMPARISON:
-            for size in self.plan.size.recall_sizes:
-                results = self.measured(row, self.plan.recall, hidden_size=size)
-                if results is None:
-                    continue
-                shares = [
-                    sorted((100 * result["accuracy"][str(pairs)] for result in results), reverse=True) for pairs in PAIRS
-                ]
-                shown = [", ".join(f"{share:.0f}" for share in of_pairs) for of_pairs in shares]
-                lines.append([row.title, str(size), f"{results[0]['state']:,}", *shown])
-        return table(
-            ["model", "hidden size", f"state at {LENGTH} tokens, elements", *(f"{pairs} pairs" for pairs in PAIRS)], lines
-        )
-
     def tables(self) -> dict[str, str]:
         """Returns all tables by name."""
-        return {name: getattr(self, name)() for name in ("best", "larger", "frontier", "comparison", "variations", "recall")}
+        return {name: getattr(self, name)() for name in ("best", "larger", "frontier", "comparison")}
