@@ -14,7 +14,7 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.utils import TransformersKwargs
 
-from ..hub.saving import TRAVELS, SavedWithCode
+from ..hub.saving import SavedWithCode
 
 
 def is_activation(value: str | list[str | None] | None) -> bool:
@@ -97,8 +97,9 @@ class ConfigMixin(SavedWithCode):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
-        """Builds a configuration as in transformers, and checks it. Drops `auto_map`, except in code saved with a model."""
-        if not TRAVELS:
+        """Builds a configuration as in transformers, and checks it. Classes of this package, unlike their copies that were
+        saved with a model, and classes derived from them, drop `auto_map`."""
+        if cls.__module__.startswith("retnet_hf."):
             config_dict = {name: value for name, value in config_dict.items() if name != "auto_map"}
         made = super().from_dict(config_dict | {"_of_file": True}, **kwargs)
         (made[0] if isinstance(made, tuple) else made).validate()  # transformers sets `kwargs` after its own check

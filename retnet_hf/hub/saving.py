@@ -25,8 +25,8 @@ class SavedWithCode:
             return super().save_pretrained(save_directory, *args, **kwargs)
 
     def _carries_code(self, *args: Any, **kwargs: Any) -> bool:
-        """Returns whether `save_pretrained` writes code. For classes in __main__, transformers shows a warning instead."""
-        return not TRAVELS and self._auto_class is not None and type(self).__module__ != "__main__"
+        """Returns whether `save_pretrained` writes the code of this package. transformers copies that of derived classes."""
+        return not TRAVELS and self._auto_class is not None and type(self).__module__.startswith("retnet_hf.")
 
     def _get_files_timestamps(self, working_dir: str | os.PathLike) -> dict[str, float]:
         """Returns the files' times, except for code, so that transformers uploads the code, which is written earlier."""

@@ -253,8 +253,6 @@ def test_what_cannot_go_on_is_refused(sequences):
         read(model, [prompts[2]], state, state_rows=torch.tensor([0]), position_ids=torch.arange(30)[None] % 5)
     with pytest.raises(ValueError, match="attention_mask cannot be passed with packed documents"):
         read(model, prompts, state, attention_mask=torch.ones(1, sum(LENGTHS), dtype=torch.int64))
-    with pytest.raises(ValueError, match="retention_form must be one of auto, parallel, recurrent, chunkwise, got 'quick'"):
-        read(model, prompts, state, retention_form="quick")
     with pytest.raises(ValueError, match="retention_form cannot be passed with packed documents"):
         read(model, prompts, state, retention_form="chunkwise")
     with pytest.raises(ValueError, match="offsets of documents in one row"):
