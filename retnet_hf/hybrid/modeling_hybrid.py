@@ -111,15 +111,12 @@ class RetNetHybridDecoderLayer(RetNetDecoderLayer):
         else:
             latent = config.kv_lora_rank is not None
             self.attention = (RetNetLatentAttention if latent else RetNetAttention)(config, layer_idx)
+            self.mixer_name = "attention"
         if config.has_experts(layer_idx):
             shared = config.n_shared_experts * config.moe_intermediate_size
             self.mlp = MixtureOfExperts(config, RetNetExperts(config), RetNetMLP(config, shared) if shared else None)
         else:
             self.mlp = RetNetMLP(config, config.intermediate_size)
-
-    @property
-    def mixer(self) -> RetNetTokenMixer | RetNetLatentAttention:
-        return self.retention if self.is_retention else self.attention
 
 
 def without_weights(*norms: RetNetRMSNorm | nn.Module | None) -> None:

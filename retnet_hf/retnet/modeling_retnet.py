@@ -50,7 +50,6 @@ from ..ops.retention_forms import default_chunk_size, needs_autograd
 from ..state.retention_state import (
     RetNetState,
     UpdatedOnce,
-    computes_layers_again,
     first_in_use,
     past_of_call,
 )
@@ -243,6 +242,8 @@ class RetNetMLP(nn.Module):
 class RetNetDecoderLayer(GradientCheckpointingLayer):
     """Retention and a feed-forward network, each a branch of the residual stream."""
 
+    mixer_name = "retention"  # the attribute that is the token mixer
+
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         super().__init__()
         self.config_idx = layer_idx  # the layer of the configuration that describes this one: see `arrange_layers`
@@ -260,8 +261,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
 
     @property
     def mixer(self) -> RetNetTokenMixer:
-        """Returns the token mixer."""
-        return self.retention
+        return getattr(self, self.mixer_name)
 
     def forward(
         self,
@@ -271,7 +271,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         branch = self.retention_norm(hidden_states) if self.pre_norm else hidden_states
-        branch, _ = self.mixer(branch, plan=plan, state=state, **kwargs)
+        branch, _ = getattr(self, self.mixer_name)(branch, plan=plan, state=state, **kwargs)
         branch = self.dropout(branch) if self.training else branch
         hidden_states = torch.add(branch, hidden_states, alpha=self.mixer_multiplier)
         hidden_states = hidden_states if self.pre_norm else self.retention_norm(hidden_states)
@@ -451,7 +451,8 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
 
     def read(self, hidden_states: Tensor, plans: list[Plan], state: Cache | None, **kwargs) -> Tensor:
         """Returns the output (B, T, D) of all layers and the final norm for embedded tokens (B, T, D)."""
-        state = UpdatedOnce(state) if state is not None and computes_layers_again(self) else state
+        if state is not None and self.training and self.gradient_checkpointing and torch.is_grad_enabled():
+            state = UpdatedOnce(state)  # the backward pass will compute the layers again
         try:
             for layer, plan in zip(self.layers, plans):
                 hidden_states = layer(hidden_states, plan=plan, state=state, **kwargs)

@@ -386,11 +386,6 @@ def borrowed(cache: Cache) -> Cache:
     return twin
 
 
-def computes_layers_again(model: nn.Module) -> bool:
-    """Returns whether gradient checkpointing will recompute the layers of this call in the backward pass."""
-    return model.training and model.gradient_checkpointing and torch.is_grad_enabled()
-
-
 class UpdatedOnce:
     """The state of layers that may be recomputed: the first computation updates it, the others read it as it was before."""
 
@@ -416,7 +411,7 @@ def past_of_call(model: nn.Module, cache: Cache | None, use_cache: bool) -> Cach
             raise ValueError("cache must be None in a bidirectional model, because tokens also see later tokens.")
         return None
     if cache is None:
-        if computes_layers_again(model):  # as in transformers, to save memory
+        if model.training and model.gradient_checkpointing and torch.is_grad_enabled():  # as in transformers, to save memory
             return None
         cache = RetNetState(model.config)
     elif getattr(cache, "config", None) is not model.config or len(cache.layers) != model.config.num_hidden_layers:
