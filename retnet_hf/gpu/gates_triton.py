@@ -36,29 +36,29 @@ def silu_and_slope(gate):
 def gate_kernel(values, gate, output, elements, TILE: tl.constexpr):
     """Computes values · SiLU(gate), elementwise."""
     places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    there = places < elements
-    opened, _ = silu_and_slope(tl.load(gate + places, mask=there, other=0.0).to(tl.float32))
-    result = tl.load(values + places, mask=there, other=0.0).to(tl.float32) * opened
-    tl.store(output + places, result.to(output.dtype.element_ty), mask=there)
+    mask = places < elements
+    opened, _ = silu_and_slope(tl.load(gate + places, mask=mask, other=0.0).to(tl.float32))
+    result = tl.load(values + places, mask=mask, other=0.0).to(tl.float32) * opened
+    tl.store(output + places, result.to(output.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def gate_backward_kernel(gradient, values, gate, of_values, of_gate, elements, TILE: tl.constexpr):
     """Computes both gradients of `gate_kernel`."""
     places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    there = places < elements
-    upstream = tl.load(gradient + places, mask=there, other=0.0).to(tl.float32)
-    opened, slope = silu_and_slope(tl.load(gate + places, mask=there, other=0.0).to(tl.float32))
-    tl.store(of_values + places, (upstream * opened).to(of_values.dtype.element_ty), mask=there)
-    slope *= upstream * tl.load(values + places, mask=there, other=0.0).to(tl.float32)
-    tl.store(of_gate + places, slope.to(of_gate.dtype.element_ty), mask=there)
+    mask = places < elements
+    upstream = tl.load(gradient + places, mask=mask, other=0.0).to(tl.float32)
+    opened, slope = silu_and_slope(tl.load(gate + places, mask=mask, other=0.0).to(tl.float32))
+    tl.store(of_values + places, (upstream * opened).to(of_values.dtype.element_ty), mask=mask)
+    slope *= upstream * tl.load(values + places, mask=mask, other=0.0).to(tl.float32)
+    tl.store(of_gate + places, slope.to(of_gate.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def load_heads(tensor, batch, head, token, of_batch, of_head, of_token, columns, there):
+def load_heads(tensor, batch, head, token, of_batch, of_head, of_token, columns, mask):
     """Returns rows of heads, (ROWS, TILE) float32, from a tensor with these strides."""
     rows = batch * of_batch + head * of_head + token * of_token
-    return tl.load(tensor + rows[:, None] + columns[None, :], mask=there, other=0.0).to(tl.float32)
+    return tl.load(tensor + rows[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["rows", "length"])
@@ -72,15 +72,15 @@ def normed_gate_kernel(
 ):  # fmt: skip
     """Computes norm(values) · SiLU(gate) for some rows, counted in the order of the output."""
     row, columns = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, TILE)
-    there = (row < rows)[:, None] & (columns < V)[None, :]
+    mask = (row < rows)[:, None] & (columns < V)[None, :]
     head, token, batch = row % H, row // H % length, row // (H * length)
-    result = load_heads(values, batch, head, token, value_batch, value_head, value_token, columns, there)
+    result = load_heads(values, batch, head, token, value_batch, value_head, value_token, columns, mask)
     result *= tl.rsqrt(tl.sum(result * result, axis=1) / V + EPS)[:, None]
     if HAS_WEIGHT:
         result *= tl.load(weight + columns, mask=columns < V, other=0.0).to(tl.float32)[None, :]
-    opened, _ = silu_and_slope(load_heads(gate, batch, head, token, gate_batch, V, gate_token, columns, there))
+    opened, _ = silu_and_slope(load_heads(gate, batch, head, token, gate_batch, V, gate_token, columns, mask))
     pointers = output + row[:, None] * V + columns[None, :]
-    tl.store(pointers, (result * opened).to(output.dtype.element_ty), mask=there)
+    tl.store(pointers, (result * opened).to(output.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows", "length", "tiles_of_program"])
@@ -107,22 +107,22 @@ def normed_gate_backward_kernel(
     total = tl.zeros((ROWS, TILE), tl.float32)
     for tile in range(0, tiles_of_program):
         row = first + tile * ROWS + tl.arange(0, ROWS)
-        there = (row < rows)[:, None] & (columns < V)[None, :]
+        mask = (row < rows)[:, None] & (columns < V)[None, :]
         head, token, batch = row % H, row // H % length, row // (H * length)
-        normed = load_heads(values, batch, head, token, value_batch, value_head, value_token, columns, there)
+        normed = load_heads(values, batch, head, token, value_batch, value_head, value_token, columns, mask)
         scale = tl.rsqrt(tl.sum(normed * normed, axis=1) / V + EPS)[:, None]
         normed *= scale
-        opened, slope = silu_and_slope(load_heads(gate, batch, head, token, gate_batch, V, gate_token, columns, there))
+        opened, slope = silu_and_slope(load_heads(gate, batch, head, token, gate_batch, V, gate_token, columns, mask))
         places = row[:, None] * V + columns[None, :]
-        upstream = tl.load(gradient + places, mask=there, other=0.0).to(tl.float32)
+        upstream = tl.load(gradient + places, mask=mask, other=0.0).to(tl.float32)
         slope *= upstream * normed * weights[None, :]
-        tl.store(of_gate + places, slope.to(of_gate.dtype.element_ty), mask=there)
+        tl.store(of_gate + places, slope.to(of_gate.dtype.element_ty), mask=mask)
         upstream *= opened
         total += upstream * normed
         upstream *= weights[None, :]
         result = (upstream - normed * (tl.sum(upstream * normed, axis=1) / V)[:, None]) * scale
         places = (batch * of_value_batch + head * of_value_head + token * of_value_token)[:, None] + columns[None, :]
-        tl.store(of_values + places, result.to(of_values.dtype.element_ty), mask=there)
+        tl.store(of_values + places, result.to(of_values.dtype.element_ty), mask=mask)
     if HAS_WEIGHT:
         tl.store(of_weight + tl.program_id(0) * V + columns, tl.sum(total, axis=0), mask=columns < V)
 

@@ -136,10 +136,10 @@ def load_ages(layout, batch, batches, first, length, C: tl.constexpr, MARKED: tl
         ages = layout + batch * (length + 1)
         documents = ages + batches * (length + 1)
         key_documents = documents + batches * (length + 1)
-        there = entries <= length
-        age = tl.load(ages + entries, mask=there, other=0)
-        document = tl.load(documents + entries, mask=there, other=-2)
-        key_document = tl.load(key_documents + entries, mask=there, other=-1)
+        mask = entries <= length
+        age = tl.load(ages + entries, mask=mask, other=0)
+        document = tl.load(documents + entries, mask=mask, other=-2)
+        key_document = tl.load(key_documents + entries, mask=mask, other=-1)
         before, document_before = tl.load(ages + first), tl.load(documents + first)
         after, document_after = tl.load(ages + end), tl.load(documents + end)
         return age, document, key_document, before, document_before, after, document_after
@@ -184,13 +184,13 @@ def states_kernel(
     first_k, first_v = tile // TILES_V * TILE_K, tile % TILES_V * TILE_V
     rows, columns = first_k + tl.arange(0, TILE_K), first_v + tl.arange(0, TILE_V)
     inside = rows[:, None] * V + columns[None, :]
-    there = (rows < K)[:, None] & (columns < V)[None, :]
+    mask = (rows < K)[:, None] & (columns < V)[None, :]
     rate = tl.load(log_decay + matrix).to(tl.float32) * LOG2_E
 
     state = tl.zeros((TILE_K, TILE_V), tl.float32)
     if not SUMS_ONLY:
         if HAS_INITIAL:
-            state += tl.load(initial + of_matrix * K * V + inside, mask=there, other=0.0).to(tl.float32)
+            state += tl.load(initial + of_matrix * K * V + inside, mask=mask, other=0.0).to(tl.float32)
         for done in range(0, segments - 1 - segment if BACKWARD else segment):
             other = segments - 1 - done if BACKWARD else done
             start = other * chunks_in_segment * C
@@ -203,14 +203,14 @@ def states_kernel(
                 same = tl.load(documents + end) == tl.load(documents + start)
             of_segment = sums + (of_matrix * segments + other) * K * V
             state = state * tl.where(same, power(rate, distance), 0.0)
-            state += tl.load(of_segment + inside, mask=there, other=0.0)
+            state += tl.load(of_segment + inside, mask=mask, other=0.0)
 
     first_chunk = segment * chunks_in_segment
     in_segment = tl.minimum(chunks_in_segment, chunks - first_chunk)
     for step in range(0, in_segment):
         chunk = first_chunk + (in_segment - 1 - step if BACKWARD else step)
         if not SUMS_ONLY:
-            tl.store(states + (of_matrix * chunks + chunk) * K * V + inside, state.to(DTYPE), mask=there)
+            tl.store(states + (of_matrix * chunks + chunk) * K * V + inside, state.to(DTYPE), mask=mask)
         first = chunk * C
         age, document, key_document, before, document_before, after, document_after = load_ages(
             layout, batch, batches, first, length, C, MARKED
@@ -233,9 +233,9 @@ def states_kernel(
             state = tl.dot(tl.trans(keys), values.to(DTYPE), state, input_precision=PRECISION)
 
     if SUMS_ONLY:
-        tl.store(sums + (of_matrix * segments + segment) * K * V + inside, state, mask=there)
+        tl.store(sums + (of_matrix * segments + segment) * K * V + inside, state, mask=mask)
     elif segment == (0 if BACKWARD else segments - 1):
-        tl.store(final + of_matrix * K * V + inside, state.to(final.dtype.element_ty), mask=there)
+        tl.store(final + of_matrix * K * V + inside, state.to(final.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["batches", "length", "chunks"])
@@ -327,8 +327,8 @@ def read_kernel(
 
     pointers = output + batch * output_batch + head * output_head + first.to(tl.int64) * output_token
     pointers = pointers + tokens[:, None] * output_token + columns[None, :]
-    there = (first + tokens < length)[:, None] & (columns < V)[None, :]
-    tl.store(pointers, result.to(output.dtype.element_ty), mask=there)
+    mask = (first + tokens < length)[:, None] & (columns < V)[None, :]
+    tl.store(pointers, result.to(output.dtype.element_ty), mask=mask)
 
 
 class Scan(NamedTuple):

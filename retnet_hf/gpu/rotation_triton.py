@@ -30,19 +30,19 @@ def rotate_tile(
 ):  # fmt: skip
     """Rotates some tokens of one head. With BACK, the angles are negated."""
     columns = tl.arange(0, TILE)
-    there = (tokens < length)[:, None] & (columns < HALF)[None, :]
+    mask = (tokens < length)[:, None] & (columns < HALF)[None, :]
     angles = batch * angle_batch + tokens[:, None] * HALF + columns[None, :]
-    cosine = tl.load(cos + angles, mask=there, other=0.0)
-    sine = tl.load(sin + angles, mask=there, other=0.0)
+    cosine = tl.load(cos + angles, mask=mask, other=0.0)
+    sine = tl.load(sin + angles, mask=mask, other=0.0)
     if BACK:
         sine = -sine
     pointers = vectors + batch * vector_batch + head * vector_head + tokens[:, None] * vector_token + columns[None, :]
-    first = tl.load(pointers, mask=there, other=0.0).to(tl.float32)
-    second = tl.load(pointers + HALF, mask=there, other=0.0).to(tl.float32)
+    first = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(pointers + HALF, mask=mask, other=0.0).to(tl.float32)
     pointers = rotated + batch * rotated_batch + head * rotated_head + tokens[:, None] * rotated_token + columns[None, :]
     dtype = rotated.dtype.element_ty
-    tl.store(pointers, (first * cosine - second * sine).to(dtype), mask=there)
-    tl.store(pointers + HALF, (first * sine + second * cosine).to(dtype), mask=there)
+    tl.store(pointers, (first * cosine - second * sine).to(dtype), mask=mask)
+    tl.store(pointers + HALF, (first * sine + second * cosine).to(dtype), mask=mask)
 
 
 @triton.jit(do_not_specialize=["length", "batches"])
