@@ -107,7 +107,7 @@ class Plan(OnDevice):
         length, device = layout.position.shape[1], layout.position.device
         cast_dtypes = () if kernels.chunkwise is None else HALF_PRECISION
         if not (cast_dtypes or layout.in_parts or torch.compiler.is_compiling()) and length > chunk_size:
-            cast_dtypes = (torch.bfloat16,) if device.type == "cuda" and multiplies_bfloat16(device) else ()
+            cast_dtypes = (torch.bfloat16,) if multiplies_bfloat16(device) else ()
         if bidirectional and length == 1:
             form = "parallel"
         elif kernels.chunkwise is not None and (form == "chunkwise" or (form == "auto" and length > 1)):
