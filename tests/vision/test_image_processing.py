@@ -12,8 +12,6 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import is_torchvision_available
@@ -25,7 +23,6 @@ from retnet_hf.vision.image_processing_retention import (
     RMTImageProcessorPil,
     ViRImageProcessor,
     ViRImageProcessorPil,
-    rgb_of,
 )
 
 
@@ -141,7 +138,6 @@ def inputs_of(image: Image.Image) -> dict:
         "NumPy, float64": last.astype(np.float64),
         "torch, channels last": torch.tensor(last),
         "torch, channels first": torch.tensor(first),
-        "torch, bfloat16 with a gradient": torch.tensor(first).to(torch.bfloat16).requires_grad_(),
         "torch, a batch of one": torch.tensor(first)[None],
         "list of PIL": [image],
         "tuple of NumPy": (last,),
@@ -181,90 +177,10 @@ def test_grey_arrays(processor_class, layout, library):
         assert_pixels(processor, images, [expected(image)] * count, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "La", "P", "PA", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"])
+@pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr", "HSV"])
 def test_every_mode_of_pil(processor_class, mode):
-    """A picture without transparency shows what PIL shows of it."""
-    if mode == "LAB":
-        image = Image.new("LAB", (32, 32), (150, 90, 160))
-    else:
-        image = picture(32, 32).convert({"RGBa": "RGBA", "PA": "P", "La": "LA"}.get(mode, "RGB")).convert(mode)
-    wanted = image.convert("LA" if mode == "La" else "RGBA").convert("RGB")
-    assert_pixels(processor_class(size=32, crop_pct=None), image, [expected(wanted)], tolerance=1e-5)
-
-
-SIZE = (32, 32)
-OF_SHARES = {  # of the shares of white, in [0, 1], an image of each mode or dtype
-    "L": lambda x: Image.fromarray((255 * x).round().astype(np.uint8)),
-    "I;16": lambda x: Image.frombytes("I;16", SIZE, (65535 * x).round().astype("<u2").tobytes()),
-    "I;16B": lambda x: Image.frombytes("I;16B", SIZE, (65535 * x).round().astype(">u2").tobytes()),
-    "I": lambda x: Image.fromarray((65535 * x).round().astype(np.int32)),
-    "F": lambda x: Image.fromarray(x.astype(np.float32)),
-    "uint16": lambda x: (65535 * x).round().astype(np.uint16),
-    "uint16 of another byte order": lambda x: (65535 * x).round().astype(">u2"),
-    "uint16 of torch": lambda x: torch.tensor((65535 * x).round().astype(np.uint16)),
-    "int16": lambda x: (255 * x).round().astype(np.int16),
-    "int32 of torch": lambda x: torch.tensor(255 * x).round().int(),
-    "int64": lambda x: (255 * x).round().astype(np.int64),
-    "float64": lambda x: 255 * x,
-    "bool": lambda x: x > 0.5,
-}
-
-
-@pytest.mark.parametrize("kind", OF_SHARES)
-def test_the_mode_or_dtype_and_no_value_decides_which_number_is_white(processor_class, kind):
-    processor, of_shares = processor_class(size=32, crop_pct=None, do_normalize=False), OF_SHARES[kind]
-    shares = (np.asarray(picture(32, 32, "L")) > 127) * 1.0 if kind == "bool" else np.asarray(picture(32, 32, "L")) / 255
-    assert pixels(processor, of_shares(shares))[0].sub(torch.tensor(shares).float()).abs().max() < 1e-5
-    dark = shares / 255  # no value above one of 256 levels, but for one pixel
-    one_bright = dark.copy()
-    one_bright[3, 5] = 1.0
-    expected, actual = pixels(processor, of_shares(dark)), pixels(processor, of_shares(one_bright))
-    assert expected.max() < 0.005
-    assert actual[..., 3, 5].eq(1).all()
-    actual[..., 3, 5] = expected[..., 3, 5]
-    assert actual.equal(expected)
-
-
-def test_files_of_16_bits_and_numbers_beyond_white_and_black(processor_class, tmp_path):
-    levels = np.arange(32 * 32, dtype=np.uint16).reshape(32, 32) * 64
-    wanted = expected(Image.fromarray((levels / 257).round().astype(np.uint8)))
-    (tmp_path / "picture.pgm").write_bytes(b"P5 32 32 65535 " + levels.astype(">u2").tobytes())
-    Image.fromarray(levels).save(tmp_path / "picture.png")
-    processor = processor_class(size=32, crop_pct=None)
-    for name in ("picture.pgm", "picture.png"):
-        assert_pixels(processor, Image.open(tmp_path / name), [wanted], tolerance=1e-5)
-    wide = np.asarray(picture(32, 32, "L")).astype(np.int32) * 3 - 200
-    clipped = expected(Image.fromarray(wide.clip(0, 255).astype(np.uint8)))
-    assert_pixels(processor, wide, [clipped], tolerance=1e-5)
-    assert_pixels(processor, Image.fromarray((wide / 255).astype(np.float32)), [clipped], tolerance=1e-5)
-
-
-def test_what_is_transparent_shows_white(processor_class):
-    colours = np.asarray(picture(32, 32)).astype(np.float64)
-    opacity = np.linspace(0, 255, 32 * 32).round().reshape(32, 32, 1)
-    composite = colours * opacity / 255 + 255 - opacity
-    wanted = expected(Image.fromarray(composite.round().astype(np.uint8)))
-    levels = np.concatenate([colours, opacity], axis=-1).astype(np.uint8)
-    processor = processor_class(size=32, crop_pct=None)
-    assert_pixels(processor, Image.fromarray(levels), [wanted], tolerance=1.1 * LEVEL)
-    assert_pixels(processor, levels, [wanted], tolerance=1e-5)
-    assert_pixels(processor, torch.tensor(levels).movedim(-1, 0), [wanted], tolerance=1e-5)
-    assert_pixels(processor, levels / 255, [wanted], tolerance=0.51 * LEVEL, do_rescale=False)
-
-    palette = Image.new("P", (32, 32), 1)
-    palette.putpalette([255, 0, 0, 0, 0, 255])
-    palette.info["transparency"] = 1
-    white = expected(Image.new("RGB", (32, 32), "white"))
-    assert_pixels(processor, palette, [white], tolerance=1e-5)
-
-
-def test_floats_are_resized_as_floats(processor_class):
-    """Also those outside of [0, 1] or [0, 255], and to the same values by both backends."""
-    channels = [np.asarray(channel, dtype=np.float32) / 50 - 3 for channel in picture().split()]
-    wanted = [np.asarray(Image.fromarray(c).resize((32, 32), Image.Resampling.BICUBIC)) for c in channels]
-    processor = processor_class(size=32, crop_pct=None, do_rescale=False, do_normalize=False)
-    actual = pixels(processor, np.stack(channels))
-    torch.testing.assert_close(actual[0], torch.tensor(np.stack(wanted)), rtol=0, atol=1e-4)
+    image = picture(32, 32).convert(mode)
+    assert_pixels(processor_class(size=32, crop_pct=None), image, [expected(image)], tolerance=1e-5)
 
 
 def test_ambiguous_channels_are_decided_by_input_data_format(processor_class):
@@ -280,18 +196,6 @@ def test_without_conversion_a_grey_image_stays_grey(processor_class):
     wanted = torch.tensor(np.asarray(picture(32, 32, "L")) / 255 - 0.5).float()[None, None] / 0.25
     for image in (picture(32, 32, "L"), np.asarray(picture(32, 32, "L"))):
         torch.testing.assert_close(pixels(processor, image), wanted, rtol=0, atol=1e-5)
-
-
-@given(st.sampled_from([1, 3, 4]), st.integers(5, 9), st.integers(5, 9), st.booleans(), st.integers(0, 100))
-@settings(max_examples=50, deadline=None)
-def test_arrays_and_pictures_are_converted_alike(channels, height, width, channels_last, seed):
-    levels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
-    image = Image.fromarray(levels[..., 0] if channels == 1 else levels)
-    array = levels if channels_last else levels.transpose(2, 0, 1)
-    ours = rgb_of(array)
-    assert ours.shape == (3, height, width)
-    assert ours.dtype == torch.uint8
-    assert np.abs(ours.numpy().astype(int) - rgb_of(image).astype(int)).max() <= (channels == 4)
 
 
 # Saving and loading
@@ -318,10 +222,8 @@ def test_options_that_cannot_be_are_refused(processor_class, options, words):
     ("image", "options", "words"),
     [
         (np.zeros((40, 30, 5)), {}, "channel"),
-        (np.zeros((40, 30, 5)), {"input_data_format": "channels_last"}, r"1, 3 or 4 .* one of shape \(5, 40, 30\) with 5"),
-        (np.stack([np.full((5, 5), value) for value in (-1.0, 0.0, 2.0, 1.0)]), {}, "got values from -1.0 to 2.0"),
-        (Image.new("RGB", (0, 5)), {}, "An image must have pixels"),
-        (np.zeros((0, 5, 3), np.uint8), {}, "An image must have pixels"),
+        (Image.new("I;16", (5, 5)), {}, "must have 8 bits, got one of PIL's mode 'I;16'"),
+        (Image.new("F", (5, 5)), {}, "must have 8 bits, got one of PIL's mode 'F'"),
         (3, {}, ""),
     ],
 )
