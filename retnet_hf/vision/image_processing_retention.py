@@ -85,7 +85,8 @@ class RetentionImageProcessing(SavedWithCode):
         """
         if isinstance(image, PIL.Image.Image) and image.mode[0] in "IF":
             raise ValueError(f"An image must have 8 bits, got one of PIL's mode {image.mode!r}: convert it first.")
-        return super().process_image(image, **kwargs)
+        image = super().process_image(image, **kwargs)
+        return image[[0, 0, 0]] if kwargs.get("do_convert_rgb") and len(image) == 1 else image  # as from 5.24 on
 
     def _preprocess(self, images, do_resize, size: SizeDict, resample, crop_pct=None, **kwargs) -> BatchFeature:
         if do_resize and crop_pct is not None:
