@@ -17,7 +17,6 @@ Shape = tuple[int, ...]
 class Change:
     """A change of the values of foreign tensors into ours, and back. Without arguments, it changes nothing."""
 
-    label: str = "as it is"
     forward: Callable[[list[Tensor]], list[Tensor]] = lambda tensors: tensors
     backward: Callable[[list[Tensor]], list[Tensor]] | None = lambda tensors: tensors  # None: it cannot be reversed
 
@@ -28,7 +27,7 @@ def reordered(order: Tensor) -> Change:
     def in_order(rows: Tensor) -> Callable[[list[Tensor]], list[Tensor]]:
         return lambda tensors: [tensors[0].unflatten(0, (-1, len(rows)))[:, rows].flatten(0, 1)]
 
-    return Change("rotated pairs set apart", in_order(order), in_order(order.argsort()))
+    return Change(in_order(order), in_order(order.argsort()))
 
 
 def rotated_last(head_dim: int, turned: int) -> Change:
@@ -44,19 +43,12 @@ def pairs_apart(head_dim: int) -> Change:
 
 def split(parts: int) -> Change:
     """Splits one tensor into several of ours of equal size, along its rows."""
-    return Change(f"split in {parts}", lambda tensors: list(tensors[0].tensor_split(parts)), lambda ours: [torch.cat(ours)])
-
-
-def squeezed() -> Change:
-    """Removes a dimension of size 1: (H, 1, K) becomes (H, K)."""
-    label = "as one row for each head"
-    return Change(label, lambda tensors: [tensors[0].squeeze(1)], lambda ours: [ours[0].unsqueeze(1)])
+    return Change(lambda tensors: list(tensors[0].tensor_split(parts)), lambda ours: [torch.cat(ours)])
 
 
 def heads_apart(heads: int, parts: int) -> Change:
     """Splits rows (H parts K, D), which hold all parts of one head after another, into one tensor (H K, D) per part."""
     return Change(
-        f"{parts} parts of each head set apart",
         lambda tensors: [part.flatten(0, 1) for part in tensors[0].unflatten(0, (heads, parts, -1)).unbind(1)],
         lambda ours: [torch.stack([tensor.unflatten(0, (heads, -1)) for tensor in ours], dim=1).flatten(0, 2)],
     )
@@ -72,13 +64,12 @@ def rows(sizes: list[int], changes: list[Change]) -> Change:
     def backward(ours: list[Tensor]) -> list[Tensor]:
         return [torch.cat([change.backward([tensor])[0] for change, tensor in zip(changes, ours, strict=True)])]
 
-    return Change(f"split in {len(sizes)}", forward, backward)
+    return Change(forward, backward)
 
 
 def reshaped(theirs: Shape, ours: Shape) -> Change:
     """Reshapes a tensor."""
-    label = f"as {'x'.join(map(str, ours))}"
-    return Change(label, lambda tensors: [tensors[0].reshape(ours)], lambda tensors: [tensors[0].reshape(theirs)])
+    return Change(lambda tensors: [tensors[0].reshape(ours)], lambda tensors: [tensors[0].reshape(theirs)])
 
 
 def known(expected: Tensor) -> Change:
@@ -89,12 +80,10 @@ def known(expected: Tensor) -> Change:
             raise CheckpointError("holds other values than the configuration implies")
         return []
 
-    return Change("known from the configuration", forward, lambda ours: [expected])
+    return Change(forward, lambda ours: [expected])
 
 
-def dropped(reason: str) -> Change:
-    """Leaves out a tensor that has no use here. `reason` says why that loses nothing."""
-    return Change(f"left out: {reason}", lambda tensors: [], None)
+DROPPED = Change(lambda tensors: [], None)  # leaves out a tensor that has no use here
 
 
 def tied() -> Change:
@@ -105,13 +94,12 @@ def tied() -> Change:
             raise CheckpointError("differs from the tensor it is tied to")
         return tensors[:1]
 
-    return Change("tied", forward, lambda ours: [ours[0], ours[0].clone()])
+    return Change(forward, lambda ours: [ours[0], ours[0].clone()])
 
 
 def joined(experts: int, parts: int) -> Change:
     """Joins the weights of experts, with `parts` tensors per expert, into one tensor (experts, rows, columns)."""
     return Change(
-        f"{experts} experts joined",
         lambda tensors: [torch.stack(tensors).unflatten(0, (experts, parts)).flatten(1, 2)],
         lambda ours: list(ours[0].unflatten(1, (parts, -1)).flatten(0, 1).unbind(0)),
     )
@@ -120,7 +108,6 @@ def joined(experts: int, parts: int) -> Change:
 def scaled(change: Change, factor: float) -> Change:
     """Multiplies the result of another change by a factor."""
     return Change(
-        f"{change.label}, times {factor:g}",
         lambda tensors: [tensor * factor for tensor in change.forward(tensors)],
         lambda ours: change.backward([tensor / factor for tensor in ours]),
     )

@@ -1,8 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Tables that show conversions and checkpoints on the terminal."""
+"""Tables that describe a checkpoint on the terminal."""
 
 import math
-import re
 from collections import Counter
 
 from rich.table import Table
@@ -10,44 +9,9 @@ from transformers import AutoConfig
 
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 
-from .changes import Change, Shape
 from .checkpoint import Checkpoint
 from .errors import CheckpointError, printable
 from .formats import FORMATS, OURS, format_of, plan_of, reason_of
-from .moves import Conversion, Move
-
-
-def moves_table(plan: Conversion, shapes: dict[str, Shape]) -> Table:
-    """Returns a table of the moves. Equal layers share a row."""
-    rows: dict[tuple[str, ...], list[Move]] = {}
-    for move in plan.moves:
-        alike = tuple(re.sub(r"\d+", "#", name) for name in (*move.sources, "→", *move.targets))
-        shape = " ".join(dict.fromkeys("x".join(map(str, shapes[name])) for name in move.sources))
-        rows.setdefault((*alike, shape, move.change.label), []).append(move)
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("theirs → ours", overflow="fold")
-    table.add_column("shape", justify="right")
-    table.add_column("tensors", justify="right")
-    for (*_, shape, label), moves in rows.items():
-        theirs = _spans(moves[0].sources + moves[-1].sources)
-        lines = [theirs, f"  → {_spans(moves[0].targets + moves[-1].targets) or 'nothing'}"]
-        lines += [] if moves[0].change == Change() else [f"  {label}"]
-        table.add_row("\n".join(map(printable, lines)), shape, str(sum(len(move.sources) for move in moves)))
-    return table
-
-
-def _spans(names: tuple[str, ...]) -> str:
-    """Returns one name for all that differ only in numbers, such as experts.0-7.gate_proj for eight experts."""
-    alike: dict[str, list[str]] = {}
-    for name in names:
-        alike.setdefault(re.sub(r"\d+", "#", name), []).append(name)
-    spans = []
-    for first, *_, last in ((*same, same[-1]) for same in alike.values()):
-        numbers = re.findall(r"\d+", first), re.findall(r"\d+", last)
-        ranges = iter([low if low == high else f"{low}-{high}" for low, high in zip(*numbers)])
-        spans.append(re.sub(r"\d+", lambda _, ranges=ranges: next(ranges), first))
-    return " + ".join(spans)
 
 
 def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:

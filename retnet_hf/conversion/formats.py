@@ -3,7 +3,7 @@
 
 import re
 
-from . import fla, poolformer, rmt, syncdoth, torchscale, vir_official, vir_pulfer, yet_another_retnet
+from . import fla, poolformer, rmt, syncdoth, torchscale, vir_official, vir_pulfer
 from .checkpoint import Checkpoint
 from .errors import CheckpointError
 from .families import MODULES
@@ -11,7 +11,7 @@ from .moves import Conversion
 
 
 # The first format that recognises a checkpoint is used. Vision formats come first, since torchscale shares their names.
-_VISION, _LANGUAGE = (vir_official, vir_pulfer, rmt, poolformer), (fla, torchscale, syncdoth, yet_another_retnet)
+_VISION, _LANGUAGE = (vir_official, vir_pulfer, rmt, poolformer), (fla, torchscale, syncdoth)
 FORMATS = {module.NAME: module for module in (*_VISION, *_LANGUAGE, *MODULES)}
 OURS = "retnet_hf"
 _OUR_MODEL_TYPES = ("retnet", "retnet_hybrid", "vir", "rmt", "metaformer")

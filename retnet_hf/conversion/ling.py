@@ -13,7 +13,7 @@ from typing import Any
 from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 
 from . import ring
-from .changes import Change, Shape, dropped, rotated_last
+from .changes import DROPPED, Change, Shape, rotated_last
 from .dialect import Dialect
 from .family import HEADS, Family, Row, Together, head_dim, heads_there, positions, same
 from .foreign_config import ForeignConfig
@@ -72,7 +72,7 @@ class WithFurtherLayers(Family):
         for name in shapes or ():
             layer = re.match(r"model\.layers\.(\d+)\.", name)
             if layer and int(layer[1]) in further:
-                moves.append(Move((name,), (), dropped("of a layer that predicts further tokens")))
+                moves.append(Move((name,), (), DROPPED))
         return replace(planned, moves=moves)
 
 

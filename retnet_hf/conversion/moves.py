@@ -23,7 +23,7 @@ from transformers.modeling_utils import PreTrainedModel
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.state.state_fingerprint import meaning
 
-from .changes import Change, Shape, dropped, joined, known, tied
+from .changes import DROPPED, Change, Shape, joined, known, tied
 from .dialect import Dialect, renamed
 from .errors import CheckpointError
 
@@ -204,7 +204,7 @@ def body_of(shapes: Mapping[str, Shape], prefix: str) -> dict[str, Shape]:
 def backbone_moves(moves: Iterable[Move], prefix: str, names: Iterable[str]) -> list[Move]:
     """Returns the moves of a backbone in the checkpoint of a detector or segmenter, where its names have a prefix."""
     prefixed = [Move(tuple(prefix + source for source in move.sources), move.targets, move.change) for move in moves]
-    return prefixed + [Move((name,), (), dropped("not of the backbone")) for name in names if not name.startswith(prefix)]
+    return prefixed + [Move((name,), (), DROPPED) for name in names if not name.startswith(prefix)]
 
 
 def xpos_buffers(prefix: str, head_dim: int, decays: list[float]) -> list[Move]:

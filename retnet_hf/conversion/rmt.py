@@ -14,7 +14,7 @@ from torch import Tensor
 from retnet_hf.vision.configuration_rmt import RMTConfig
 from retnet_hf.vision.modeling_rmt import RMTBackbone, RMTForImageClassification
 
-from .changes import Change, Shape, dropped, pairs_apart, reshaped
+from .changes import DROPPED, Change, Shape, pairs_apart, reshaped
 from .errors import CheckpointError
 from .moves import Conversion, Move, backbone_moves, body_of, model_from, renamed_tensors, shape_of, xpos_buffers
 
@@ -57,10 +57,8 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
     moves = [move for move in planned_moves(ours, dense) if move.targets or move.sources[0] in theirs]  # implied buffers
     used = {source for move in moves for source in move.sources}
     for name in (name for name in theirs if name not in used):
-        if name.startswith("aux_head.") and ours.token_classifier_input is None:
-            moves.append(Move((name,), (), dropped("no token classifier is requested")))
-        elif name.startswith("extra_norms."):
-            moves.append(Move((name,), (), dropped("its stage is not in out_indices")))
+        if name.startswith("aux_head.") and ours.token_classifier_input is None or name.startswith("extra_norms."):
+            moves.append(Move((name,), (), DROPPED))
     moves = backbone_moves(moves, prefix, shapes)
     return Conversion(NAME, RMTBackbone if dense else RMTForImageClassification, ours, moves)
 

@@ -7,7 +7,7 @@ layer of the published models) learn the angles of their positions.
 
 from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 
-from .changes import split, squeezed
+from .changes import Change, split
 from .dialect import Dialect
 from .family import Family, Row, head_dim
 from .foreign_config import alibi_decays
@@ -26,6 +26,8 @@ def untied(tied: bool, ours: RetNetHybridConfig) -> bool:
     return tied
 
 
+# Theirs are (H, 1, K), ours (H, K).
+ROWS_OF_HEADS = Change(lambda tensors: [tensors[0].squeeze(1)], lambda ours: [ours[0].unsqueeze(1)])
 FAMILY = Family(
     name="transnormer",
     description="TransNormerLLM (OpenNLPLab/TransNormerLLM-*)",
@@ -50,7 +52,7 @@ FAMILY = Family(
                     tuple(f".retention.{name}_proj.weight" for name in "qkvg"),
                     lambda _: split(4),
                 ),
-                (".retention.learned_rotation.theta", (".retention.learned_rotation.angle",), lambda _: squeezed()),
+                (".retention.learned_rotation.theta", (".retention.learned_rotation.angle",), lambda _: ROWS_OF_HEADS),
             ),
         ),
     ),

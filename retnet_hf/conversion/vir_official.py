@@ -16,7 +16,7 @@ from torch import Tensor
 from retnet_hf.vision.configuration_vir import ViRConfig
 from retnet_hf.vision.modeling_vir import ViRForImageClassification
 
-from .changes import Change, Shape, dropped, split
+from .changes import DROPPED, Change, Shape, split
 from .errors import CheckpointError
 from .moves import Conversion, Move, model_from, renamed_tensors, shape_of
 
@@ -53,7 +53,6 @@ _RENAMINGS = (
 
 # The last row of the table of positions is the class token's. Here, it is part of the class token.
 CLASS_TOKEN_POSITION = Change(
-    "position of the class token added to it",
     lambda theirs: [theirs[0] + theirs[1][:, -1:], theirs[1][:, :-1]],
     lambda ours: [ours[0], torch.cat([ours[1], torch.zeros_like(ours[0])], dim=1)],
 )
@@ -116,7 +115,7 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
         moves = [move for move in moves if move.sources[0] not in names]
         moves.append(Move(names, targets, CLASS_TOKEN_POSITION))
     elif "cls_token" in shapes and pooling != "class_token":
-        moves.append(Move(("cls_token",), (), dropped("it is not in the sequence")))
+        moves.append(Move(("cls_token",), (), DROPPED))
     return Conversion(NAME, ViRForImageClassification, ours, moves)
 
 

@@ -39,7 +39,6 @@ _CLASSIFIER = "classifier."
 
 # Each head has one tensor of its queries, keys and values. Here, all heads together have three: (H, K, K) each, or (H, K).
 OF_ALL_HEADS = Change(
-    "queries, keys and values of all heads together",
     lambda tensors: list(torch.stack(tensors).chunk(3, dim=1)),
     lambda tensors: list(torch.cat(tensors, dim=1)),
 )
@@ -48,7 +47,6 @@ OF_ALL_HEADS = Change(
 def first_rows(rows: int, patches: int) -> Change:
     """Keeps the first rows of a table of positions, one for each patch of an image."""
     return Change(
-        "as it is" if rows == patches else f"the first {patches} of {rows} rows",
         lambda tensors: [tensors[0][:, :patches]],
         lambda tensors: [torch.nn.functional.pad(tensors[0], (0, 0, 0, rows - patches))],
     )

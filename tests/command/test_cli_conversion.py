@@ -65,7 +65,7 @@ def rewrite(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
     save_file(state_dict, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"yet_another_retnet"}))  # which cannot be expressed
+@pytest.mark.parametrize("name", sorted(FORMATS))
 def test_each_format_has_a_script(name, source, monkeypatch, capsys):
     script = ROOT / "conversion" / f"convert_{name}_to_hf.py"
     monkeypatch.setattr(sys, "argv", [str(script), "source", "made"])
@@ -82,8 +82,6 @@ def test_each_format_has_a_script(name, source, monkeypatch, capsys):
 def test_a_folder_becomes_one_that_loads_generates_and_says_where_it_is_from(retnet_hf, source):
     answer = done(retnet_hf("convert", "source", "made"))
     assert "each used once" in answer.out
-    for part in ("model.layers.0-1.attn.q_proj.weight", "model.layers.0-1.retention.q_proj.weight", "32x32"):
-        assert part in "".join(answer.out.split())
     assert "AutoModelForCausalLM.from_pretrained('made')" in answer.out
     model = AutoModelForCausalLM.from_pretrained("made")
     for name, value in small_model().state_dict().items():
@@ -106,8 +104,7 @@ def test_fairseq_checkpoints_carry_their_own_configuration(retnet_hf, tmp_path, 
     arguments = argparse.Namespace(**config | {"lr": [0.1], "vocab_size": -1})
     held = {"args": arguments, "model": {f"decoder.{name}": value for name, value in state_dict.items()}, "optimizer": {}}
     torch.save(held, "checkpoint_last.pt")
-    answer = done(retnet_hf("convert", "checkpoint_last.pt", "made", "--license", "apache-2.0"))
-    assert "rotated pairs set apart" in " ".join(answer.out.split())
+    done(retnet_hf("convert", "checkpoint_last.pt", "made", "--license", "apache-2.0"))
     made = AutoModelForCausalLM.from_pretrained("made")
     assert torch.equal(made(torch.arange(5)[None]).logits, model(torch.arange(5)[None]).logits)
     assert ModelCard.load("made/README.md").data.license == "apache-2.0"

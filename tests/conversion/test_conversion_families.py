@@ -110,7 +110,8 @@ def test_loss_with_the_routers_and_gradients_are_those_of_transformers(theirs, o
     compared = 0
     for move in planned.moves:
         if move.targets:
-            factor = float(move.change.label.partition(", times ")[2] or 1)  # theirs = ours / factor; gradients are times it
+            ones = move.change.forward([torch.ones_like(theirs.get_parameter(name)) for name in move.sources])
+            factor = ones[0].flatten()[0].item()  # theirs = ours / factor; gradients are times it
             gradients = [mine[name] * factor**2 for name in move.targets]
             for name, gradient in zip(move.sources, move.change.backward(gradients), strict=True):
                 close(gradient, theirs.get_parameter(name).grad, 1e-5)
@@ -252,8 +253,6 @@ def test_a_folder_of_each_family_is_converted_to_one_of_ours(family, retnet_hf, 
     state_dict, config = folder_of(family, tmp_path / "source", theirs)
     answer = retnet_hf("convert", "source", "made", "--license", "mit")
     assert answer.code == 0, answer.err
-    if family == "ring":
-        assert "experts.0-7.gate_proj.weight" in answer.out  # in the table, in one name
     made = RetNetHybridForCausalLM.from_pretrained("made", dtype="auto")
     expected = FORMATS[family].plan(shapes_of(state_dict), config).build(state_dict)
     assert all(torch.equal(made.state_dict()[name], value) for name, value in expected.state_dict().items())

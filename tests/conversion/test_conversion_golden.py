@@ -225,8 +225,6 @@ def test_a_folder_loads_as_it_is_generates_and_is_saved_under_our_names(case, tm
 REFUSED = {
     "torchscale_2023_07/gelu_subln": ["retention.q_proj.bias", "ffn.ffn_layernorm.weight"],
     "syncdoth/ffn_no_glu": ["ffn.fc1.bias", "ffn.fc2.bias", "ffn.ffn_layernorm.weight"],
-    "yet_another_retnet/norm_first_swish": ["linear1.bias", "norm1.bias", "out.bias"],
-    "yet_another_retnet/norm_last_gelu": ["linear1.bias", "norm1.bias", "out.bias"],
 }
 
 

@@ -30,7 +30,7 @@ def convert(
     """Turn a checkpoint of another implementation into a folder that transformers loads.
 
     Formats: fla, torchscale, syncdoth; hypenet, minicpm_sala, transnormer, minimax, ring, ring_lite, ling; vir_official,
-    vir_pulfer, rmt, poolformer; yet_another_retnet is only recognised. Folders of fla, syncdoth, and the second seven need
+    vir_pulfer, rmt, poolformer. Folders of fla, syncdoth, and the second seven need
     no conversion: from_pretrained reads them directly.
 
     [bold]Examples[/bold]
@@ -47,7 +47,6 @@ def convert(
         from rich.progress import track
 
         from retnet_hf.conversion.checkpoint import Checkpoint
-        from retnet_hf.conversion.conversion_tables import moves_table
         from retnet_hf.conversion.converted_folder import how_to_load, write_folder
         from retnet_hf.conversion.formats import FORMATS, plan_of
 
@@ -60,7 +59,6 @@ def convert(
     repository = None if path == Path(source).expanduser() else source
     with leaving_order():
         model = write_folder(checkpoint, plan, output, licence, overwrite, lambda move: next(progress, None), repository)
-    console.print(moves_table(plan, checkpoint.shapes))
     used = sum(len(move.sources) for move in plan.moves)
     console.print(
         f"{used:,} tensors of format {plan.format}, each used once, became {model.num_parameters():,} parameters in {output}"
