@@ -314,7 +314,7 @@ def test_save_load_roundtrip(model, folder):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_save_load_dtypes(family, model, folder, dtype):
-    """Weights are of the type that was saved or is asked for; buffers, also with a device map, are those of a fresh model."""
+    """Weights are of the type that was saved or is asked for; buffers are those of a fresh model."""
     half, buffers = family.model().to(dtype), computed_buffers(model)
     half.save_pretrained(folder / "half")
     same_tensors(load_file(folder / "half" / "model.safetensors"), half.state_dict())
