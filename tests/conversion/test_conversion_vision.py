@@ -15,14 +15,7 @@ from foreign_images import to_poolformer, to_rmt, to_vir_official, to_vir_pulfer
 from golden import Golden, at_hand, golden
 from safetensors.torch import save_file
 from small_models import close
-from small_vision_models import (
-    shake_vision,
-    small_metaformer,
-    small_rmt,
-    small_vir,
-    stage_images,
-    vir_images,
-)
+from small_vision_models import shake_vision, small_metaformer, small_rmt, small_vir, stage_images, vir_images
 from torch import Tensor, nn
 from transformers import AutoModelForImageClassification, PoolFormerConfig, PoolFormerForImageClassification, PoolFormerModel
 from transformers.initialization import no_init_weights
@@ -215,10 +208,7 @@ def test_the_authors_parallel_function_differs_by_its_softmax_alone(case, monkey
         assert (model(data.tensors["pixel_values"]).logits - data.tensors["logits"]).abs().max() > 1
     monkeypatch.setattr("retnet_hf.ops.plan.retention_in_chunks", softmax_over_decayed_scores)
     out = model(
-        data.tensors["pixel_values"],
-        labels=data.tensors["labels"],
-        retention_form="parallel",
-        output_hidden_states=True,
+        data.tensors["pixel_values"], labels=data.tensors["labels"], retention_form="parallel", output_hidden_states=True
     )
     equal(out.logits, data.tensors["logits"])
     equal(out.loss, data.tensors["loss"][0])
@@ -434,12 +424,7 @@ SMALL_MODELS = {
 @pytest.mark.parametrize(
     ("model", "weights", "arguments", "sentence"),
     [
-        (
-            "rmt",
-            {"layers.2.blocks.1.pos.conv.weight": None},
-            {},
-            r"tensor layers\.2\.blocks\.1\.pos\.conv\.weight is",
-        ),
+        ("rmt", {"layers.2.blocks.1.pos.conv.weight": None}, {}, r"tensor layers\.2\.blocks\.1\.pos\.conv\.weight is"),
         ("rmt", {"patch_embed.proj.0.weight": None}, {}, r"tensor patch_embed\.proj\.0\.weight is missing"),
         ("rmt", {"layers.0.blocks.0.retention.bonus": torch.ones(2)}, {}, "retention.bonus has no place in the format rmt"),
         ("rmt", {"head.bias": torch.ones(3)}, {}, r"head\.bias has shape \(3,\), but with this configuration it is \(5,\)"),
@@ -447,18 +432,8 @@ SMALL_MODELS = {
         ("rmt", {}, {"heads_ranges": [3, 4, 6, 6]}, r"layers\.0\.Relpos\.decay holds other values"),
         ("vir_official", {}, {"num_heads": None}, "no ViR of the authors has a hidden size of 16.* num_heads"),
         ("vir_official", {}, {"global_pool": "token"}, "global_pool 'token' .* the first token sees no other"),
-        (
-            "vir_official",
-            {},
-            {"encode_mode": "bidirectional"},
-            "encode_mode 'bidirectional' .* its head reads the first",
-        ),
-        (
-            "vir_official",
-            {},
-            {"global_pool": "avg"},
-            "norm.weight has no place in ViRConfig, where the mean is taken",
-        ),
+        ("vir_official", {}, {"encode_mode": "bidirectional"}, "encode_mode 'bidirectional' .* its head reads the first"),
+        ("vir_official", {}, {"global_pool": "avg"}, "norm.weight has no place in ViRConfig, where the mean is taken"),
         ("vir_official", {"norm_pre.weight": torch.ones(16)}, {}, "norm_pre.weight has no place in the format vir_official"),
         ("vir_official", {"blocks.1.mlp.fc2.bias": None}, {}, "tensor blocks.1.mlp.fc2.bias is missing"),
         ("vir_pulfer", {}, {"alphas": None}, "decay_mask holds other values than the configuration implies"),

@@ -9,10 +9,7 @@ from small_models import close
 from small_vision_models import MIXERS, shake_vision, small_metaformer, small_metaformer_config
 from small_vision_models import stage_images as images
 from torch import Tensor, nn
-from transformers import (
-    PoolFormerConfig,
-    PoolFormerForImageClassification,
-)
+from transformers import PoolFormerConfig, PoolFormerForImageClassification
 
 from retnet_hf import MetaFormerForImageClassification
 from retnet_hf.conversion.poolformer import from_poolformer
