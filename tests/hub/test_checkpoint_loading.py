@@ -146,10 +146,7 @@ def test_the_plugin_for_vllm_reads_the_same_names_and_values(layout, headless):
 
 def test_a_published_config_may_name_remote_code_that_is_not_needed(tmp_path):
     _, state_dict, config = foreign("syncdoth")
-    remote = {
-        "AutoConfig": "configuration_retnet.RetNetConfig",
-        "AutoModelForCausalLM": "modeling_retnet.RetNetForCausalLM",
-    }
+    remote = {"AutoConfig": "configuration_retnet.RetNetConfig", "AutoModelForCausalLM": "modeling_retnet.RetNetForCausalLM"}
     write_folder(tmp_path, state_dict, config | {"auto_map": remote, "transformers_version": "4.38.0"})
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(model) is RetNetForCausalLM

@@ -187,10 +187,7 @@ def test_disk_offload(model, folder, tmp_path_factory):
     device_map = {f"model.{name}": "cpu" for name in names} | {"lm_head": "cpu", "model.layers": "disk"}
     for offload_buffers in (False, True):
         loaded = AutoModelForCausalLM.from_pretrained(
-            folder,
-            device_map=device_map,
-            offload_folder=tmp_path_factory.mktemp("offload"),
-            offload_buffers=offload_buffers,
+            folder, device_map=device_map, offload_folder=tmp_path_factory.mktemp("offload"), offload_buffers=offload_buffers
         )
         assert {p.device.type for p in loaded.model.layers.parameters()} == {"meta"}
         close(logits(loaded), logits(model))

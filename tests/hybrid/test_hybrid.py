@@ -303,14 +303,8 @@ def test_flash_attention_is_refused_where_documents_share_a_row():
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types must be a list of"),
         ({"sliding_window": None}, "sliding_window must be a positive number of tokens.*, got None"),
         ({"attention_sinks": -1}, "attention_sinks must be 0, or a positive number of tokens if .*, got -1"),
-        (
-            {"attention_sinks": 4, "layer_types": None, "sliding_window": None},
-            "0, or a positive .* sliding_attention, got",
-        ),
-        (
-            {"attention_sinks": 3, "attention_sink_distance": 7},
-            r"be 8 \(sliding_window \+ .*\) or more, or None, got 7",
-        ),
+        ({"attention_sinks": 4, "layer_types": None, "sliding_window": None}, "0, or a positive .* sliding_attention, got"),
+        ({"attention_sinks": 3, "attention_sink_distance": 7}, r"be 8 \(sliding_window \+ .*\) or more, or None, got 7"),
         ({"attention_sink_distance": 9}, "attention_sink_distance must be None if attention_sinks is 0, got 9"),
         ({"bidirectional": True}, "layer_types must be all linear_attention in an encoder"),
     ],

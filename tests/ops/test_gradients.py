@@ -40,11 +40,7 @@ CASES = {
         lambda projected: plain_rotate(projected.view(2, 5, 3, 6).transpose(1, 2), *angles(5, 3)),
         lambda: (normal(2, 5, 18),),
     ),
-    "norm": (
-        lambda x, weight: rms_norm(x, weight, 1e-6),
-        plain_norm,
-        lambda: (normal(2, 5, 6), normal(6, seed=1)),
-    ),
+    "norm": (lambda x, weight: rms_norm(x, weight, 1e-6), plain_norm, lambda: (normal(2, 5, 6), normal(6, seed=1))),
     "norm without weight": (lambda x: rms_norm(x, None, 1e-6), lambda x: plain_norm(x, None), lambda: (normal(2, 5, 6),)),
     **{
         f"gate {name}": (

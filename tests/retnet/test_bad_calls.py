@@ -22,10 +22,7 @@ BAD_CALLS = [
     ({"input_ids": IDS[0]}, r"input_ids must be \(batch, tokens\).*got input_ids \(5,\)"),
     ({"input_ids": IDS[:0]}, "at least one sequence"),
     ({"input_ids": IDS, "retention_form": "quick"}, "must be one of auto, parallel, recurrent, chunkwise, got 'quick'"),
-    (
-        {"input_ids": IDS, "retention_form": "chunkwise", "output_attentions": True},
-        "must be auto or parallel with output",
-    ),
+    ({"input_ids": IDS, "retention_form": "chunkwise", "output_attentions": True}, "must be auto or parallel with output"),
     ({"input_ids": IDS, "attention_mask": torch.ones(2, 4)}, r"attention_mask must be \(batch, tokens\)"),
     ({"input_ids": IDS, "attention_mask": torch.ones(1, 5)}, r"attention_mask must be \(batch, tokens\)"),
     ({"input_ids": IDS, "attention_mask": torch.ones(2, 1, 5, 5)}, r"attention_mask must be \(batch, tokens\)"),
@@ -33,10 +30,7 @@ BAD_CALLS = [
     ({"input_ids": IDS, "position_ids": torch.arange(4)}, r"position_ids must be \(batch, tokens\) = \(2, 5\)"),
     ({"input_ids": IDS, "position_ids": torch.zeros(3, 5, dtype=torch.long)}, r"position_ids must be \(batch, tokens\)"),
     ({"input_ids": IDS, "position_ids": torch.arange(5.0)[None]}, "position_ids must be integers, got torch.float32"),
-    (
-        {"input_ids": IDS, "position_ids": torch.ones(1, 5, dtype=torch.bool)},
-        "must be integers, got torch.bool",
-    ),
+    ({"input_ids": IDS, "position_ids": torch.ones(1, 5, dtype=torch.bool)}, "must be integers, got torch.bool"),
     ({"input_ids": IDS, "cu_seq_lens_q": torch.tensor([0, 5])}, "offsets of documents in one row"),
     ({"input_ids": IDS, "past_key_values": OF_A_LLAMA}, "cache must be a RetNetState or an empty cache for 2 layers"),
     ({"input_ids": IDS, "skip_logits": True}, "skip_logits must be False without labels"),

@@ -104,11 +104,9 @@ def test_pieces_with_padding_are_the_whole(model, reading, kind):
         state, logits, end = None, [], 0
         for piece in ids.split(split, dim=1):
             start, end = end, end + piece.shape[1]
-            columns = {
-                "up_to_the_piece": mask[:, :end],
-                "whole_sequence": mask.bool(),
-                "of_the_piece": mask[:, start:end],
-            }[reading]
+            columns = {"up_to_the_piece": mask[:, :end], "whole_sequence": mask.bool(), "of_the_piece": mask[:, start:end]}[
+                reading
+            ]
             out = model(piece, attention_mask=columns, past_key_values=state)
             state = out.past_key_values
             logits.append(out.logits)

@@ -37,10 +37,7 @@ INPUTS = {
     "a document at a segment's start": {"seq_idx": (torch.arange(LENGTH) >= LENGTH // ranks).long().expand(2, -1)},
 }
 SHORT = {"decay_schedule": [0.001, 0.004, 0.002, 0.005]}  # nothing is seen through a segment, of twelve tokens or more
-MODELS = {
-    "plain": ("fla", {}),
-    "short decays": ("fla", SHORT | {"num_attention_heads": 4}),
-}
+MODELS = {"plain": ("fla", {}), "short decays": ("fla", SHORT | {"num_attention_heads": 4})}
 if ranks == 2:  # whatever the number of ranks
     MODELS |= {"states of several sizes": ("grouped", {}), "post-norm": ("torchscale", {})}
 

@@ -1,7 +1,6 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Small random image models: one of each family for images of 32 x 32 pixels, others for all options, and images."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,22 +9,14 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel
 
+import retnet_hf
 from retnet_hf import (
-    MetaFormerBackbone,
     MetaFormerConfig,
     MetaFormerForImageClassification,
-    MetaFormerImageProcessor,
-    MetaFormerModel,
-    RMTBackbone,
     RMTConfig,
     RMTForImageClassification,
-    RMTImageProcessor,
-    RMTModel,
-    ViRBackbone,
     ViRConfig,
     ViRForImageClassification,
-    ViRImageProcessor,
-    ViRModel,
 )
 
 
@@ -67,18 +58,16 @@ def random_picture(height: int = 40, width: int = 48, mode: str = "RGB", seed: i
     return Image.fromarray(levels).convert(mode)
 
 
-@dataclass(frozen=True)
 class VisionFamily:
-    """The classes of a family, and the fields of a small configuration."""
+    """The classes of a family, the fields of a small configuration, and those of one that is quick to compile."""
 
-    config_class: type[PreTrainedConfig]
-    model_class: type[PreTrainedModel]
-    classifier_class: type[PreTrainedModel]
-    backbone_class: type[PreTrainedModel]
-    processor_class: type[BaseImageProcessor]
-    fields: dict[str, Any]
-    smallest: dict[str, Any]  # fields of a model that is quick to compile
-    module: str  # that the code of the model is in
+    def __init__(self, name: str, fields: dict[str, Any], smallest: dict[str, Any]) -> None:
+        self.config_class = getattr(retnet_hf, f"{name}Config")
+        self.model_class = getattr(retnet_hf, f"{name}Model")
+        self.classifier_class = getattr(retnet_hf, f"{name}ForImageClassification")
+        self.backbone_class = getattr(retnet_hf, f"{name}Backbone")
+        self.processor_class = getattr(retnet_hf, f"{name}ImageProcessor")
+        self.fields, self.smallest = fields, smallest
 
     def config(self, **overrides: Any) -> PreTrainedConfig:
         return self.config_class(**({"image_size": 32, "num_labels": 5} | self.fields | overrides))
@@ -98,11 +87,7 @@ class VisionFamily:
 
 VISION_FAMILIES = {
     "vir": VisionFamily(
-        ViRConfig,
-        ViRModel,
-        ViRForImageClassification,
-        ViRBackbone,
-        ViRImageProcessor,
+        "ViR",
         {
             "patch_size": 8,
             "hidden_size": 32,
@@ -113,14 +98,9 @@ VISION_FAMILIES = {
             "layer_scale_init_value": 0.5,
         },
         {"num_hidden_layers": 1},
-        "modeling_vir",
     ),
     "rmt": VisionFamily(
-        RMTConfig,
-        RMTModel,
-        RMTForImageClassification,
-        RMTBackbone,
-        RMTImageProcessor,
+        "RMT",
         {
             "hidden_sizes": [8, 12, 16],
             "depths": [1, 1, 2],
@@ -135,23 +115,19 @@ VISION_FAMILIES = {
             "drop_path_rate": 0.0,
         },
         {
-            "hidden_sizes": [8],
-            "depths": [1],
-            "num_attention_heads": [2],
-            "mlp_ratios": [2],
-            "attention_types": ["whole"],
-            "decay_exponents": [2],
-            "decay_exponent_ranges": [4],
-            "use_layer_scale": [True],
+            "hidden_sizes": [8, 8],
+            "depths": [1, 1],
+            "num_attention_heads": [2, 2],
+            "mlp_ratios": [2, 2],
+            "attention_types": ["decomposed", "whole"],
+            "decay_exponents": [2, 2],
+            "decay_exponent_ranges": [4, 4],
+            "use_layer_scale": [True, False],
+            "token_classifier_input": "hidden_states",
         },
-        "modeling_rmt",
     ),
     "metaformer": VisionFamily(
-        MetaFormerConfig,
-        MetaFormerModel,
-        MetaFormerForImageClassification,
-        MetaFormerBackbone,
-        MetaFormerImageProcessor,
+        "MetaFormer",
         {
             "token_mixers": ["pooling", "manhattan", "retention", "attention"],
             "depths": [1, 1, 1, 1],
@@ -169,7 +145,6 @@ VISION_FAMILIES = {
             "strides": [4],
             "padding": [2],
         },
-        "modeling_metaformer",
     ),
 }
 

@@ -25,10 +25,6 @@ def family(request):
     return VISION_FAMILIES[request.param]
 
 
-def blocks_of(model, block_class):
-    return [module for module in model.modules() if isinstance(module, block_class)]
-
-
 @pytest.mark.parametrize("shape", [(4000, 2, 3), (4000, 2, 2, 3)])
 def test_stochastic_depth_leaves_a_branch_out_of_whole_images(shape):
     """The other images make up for it, so that what is expected of a branch stays what it is."""
@@ -75,23 +71,6 @@ def test_no_cast_touches_decays():
     assert not decay.state_dict()
 
 
-def test_attention_written_out_with_heads_that_share_keys_and_values():
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(2, 6, 5, 4, dtype=torch.float64, generator=generator)
-    key, value = torch.randn(2, 2, 2, 5, 4, dtype=torch.float64, generator=generator)
-    module = nn.Module()
-    module.is_causal = True
-    output, attention = eager_attention_forward(module, query, key, value, None, scaling=0.5)
-    expected = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.5, enable_gqa=True)
-    torch.testing.assert_close(output.transpose(1, 2), expected)
-    assert attention.shape == (2, 6, 5, 5)
-
-    seen = torch.zeros(5, 5, dtype=torch.float64)  # a mask takes the place of is_causal
-    output, _ = eager_attention_forward(module, query, key, value, seen, scaling=0.5)
-    expected = nn.functional.scaled_dot_product_attention(query, key, value, scale=0.5, enable_gqa=True)
-    torch.testing.assert_close(output.transpose(1, 2), expected)
-
-
 def test_angles_are_exact_at_any_position():
     """A float32 product of position and frequency would be off by 1e-2 after a million tokens."""
     frequency = integer_frequencies([1.0, 0.1, 0.0])
@@ -104,39 +83,38 @@ def test_angles_are_exact_at_any_position():
 
 
 def test_feed_forward_is_its_definition():
-    feed_forward = FeedForward(4, 6, "relu", dropout=0.5).double().eval()
-    tokens = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    feed_forward, tokens = FeedForward(4, 6, "relu", dropout=0.5).eval(), torch.randn(2, 3, 4)
     inner = (tokens @ feed_forward.fc1.weight.T + feed_forward.fc1.bias).clamp(min=0)
     torch.testing.assert_close(feed_forward(tokens), inner @ feed_forward.fc2.weight.T + feed_forward.fc2.bias)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_attention_written_out_is_that_of_torch(is_causal):
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = torch.randn(3, 2, 2, 5, 4, dtype=torch.float64, generator=generator)
-    module = nn.Module()
+@pytest.mark.parametrize("heads", [2, 6])
+def test_attention_written_out_is_that_of_torch(heads, is_causal):
+    """Also of heads that share keys and values; a mask takes the place of is_causal."""
+    query = torch.randn(2, heads, 5, 4, dtype=torch.float64)
+    key, value = torch.randn(2, 2, 2, 5, 4, dtype=torch.float64)
+    module, mask = nn.Module(), torch.randn(5, 5, dtype=torch.float64)
     module.is_causal = is_causal
-    output, attention = eager_attention_forward(module, query, key, value, None, scaling=0.3)
-    expected = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=0.3)
-    torch.testing.assert_close(output.transpose(1, 2), expected)
-    assert (attention.triu(1) == 0).all() == is_causal
-
-    mask = torch.randn(5, 5, dtype=torch.float64, generator=generator)
-    expected = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3)
-    torch.testing.assert_close(attention_map(query, key, mask, 0.3) @ value, expected)
+    for options in ({"is_causal": is_causal}, {"attn_mask": mask}):
+        output, attention = eager_attention_forward(module, query, key, value, options.get("attn_mask"), scaling=0.3)
+        expected = nn.functional.scaled_dot_product_attention(query, key, value, scale=0.3, enable_gqa=True, **options)
+        torch.testing.assert_close(output.transpose(1, 2), expected)
+        assert (attention.triu(1) == 0).all() == (is_causal and "is_causal" in options)
+    if heads == 2:
+        torch.testing.assert_close(attention_map(query, key, mask, 0.3) @ value, expected)
 
 
 def test_a_cast_of_the_inputs_of_blocks_leaves_decays_and_rotations_alone(family):
     """FSDP2 with mixed precision casts every float among them, inside tuples, lists, dicts and dataclasses."""
 
+    def narrow(tensor):
+        return tensor.bfloat16() if tensor.is_floating_point() else tensor
+
     def cast(module, args, kwargs):
-        def narrow(tensor):
-            return tensor.bfloat16() if tensor.is_floating_point() else tensor
+        return tree_map_only(torch.Tensor, narrow, (args, kwargs))
 
-        return tree_map_only(torch.Tensor, narrow, args), tree_map_only(torch.Tensor, narrow, kwargs)
-
-    model = family.model().bfloat16()
-    pixel_values = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    model, pixel_values = family.model().bfloat16(), random_images(dtype=torch.bfloat16)
     expected = model(pixel_values).logits
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
@@ -146,16 +124,13 @@ def test_a_cast_of_the_inputs_of_blocks_leaves_decays_and_rotations_alone(family
 
 def test_each_family_has_these_branches_and_decays(family):
     """Rates rise from 0 to that of the configuration, layer scale begins as configured, decays are the configuration's."""
-    model = family.fresh(drop_path_rate=0.4, layer_scale_init_value=0.125)
-    branches = blocks_of(model, ResidualBranch)
+    modules = list(family.fresh(drop_path_rate=0.4, layer_scale_init_value=0.125).bfloat16().modules())
+    branches = [module for module in modules if isinstance(module, ResidualBranch)]
     rates = [branch.drop_path_rate for branch in branches]
     assert rates == sorted(rates)
     assert (rates[0], rates[-1]) == (0, pytest.approx(0.4))
-    scales = [branch.scale for branch in branches if branch.scale is not None]
-    assert scales
-    assert all((scale == 0.125).all() for scale in scales)
-
-    decays = blocks_of(model.bfloat16(), HeadDecay)
+    assert {scale for branch in branches if branch.scale is not None for scale in branch.scale.tolist()} == {0.125}
+    decays = [module for module in modules if isinstance(module, HeadDecay)]
     assert decays
     for decay in decays:
         assert (decay.log_decay.double() * 2**-56).exp().tolist() == pytest.approx(decay.decays, rel=1e-14)
@@ -174,20 +149,16 @@ def test_each_family_says_what_is_wrong_with_pixel_values(family):
         model()
 
 
-@pytest.mark.parametrize("stages", [1, 2, 5])
+@pytest.mark.parametrize("stages", [1, 5])
 def test_other_numbers_of_stages(stages):
     common = {"hidden_sizes": [8] * stages, "depths": [1] * stages, "num_attention_heads": [2] * stages}
     common["out_indices"] = list(range(stages + 1))
     rmt = {"mlp_ratios": [2] * stages, "attention_types": ["whole"] * stages, "use_layer_scale": [True] * stages}
     rmt |= {"decay_exponents": [2] * stages, "decay_exponent_ranges": [4] * stages}
     metaformer = {"patch_sizes": [3] * stages, "strides": [2] * stages, "padding": [1] * stages}
-    backbones = (
-        (small_rmt(RMTBackbone, **common, **rmt), 16),
-        (small_metaformer("all", MetaFormerBackbone, token_mixers="manhattan", **common, **metaformer), 32),
-    )
-    for backbone, size in backbones:
-        with torch.no_grad():
-            maps = backbone(random_images(1, 64, 64)).feature_maps
+    metaformer |= {"token_mixers": "manhattan", "model_class": MetaFormerBackbone}
+    for backbone, size in ((small_rmt(RMTBackbone, **common, **rmt), 16), (small_metaformer(**common, **metaformer), 32)):
+        maps = backbone(random_images(1, 64, 64)).feature_maps
         assert [features.shape[-1] for features in maps] == [size, *(size // 2**stage for stage in range(stages))]
 
 

@@ -32,10 +32,9 @@ NAMES_OF_PAPERS = {
 
 
 def parameters(model_class: type, preset: str, **overrides) -> int:
+    config = model_class.config_class.from_preset(preset, **({"num_labels": 1000} | overrides))
     with torch.device("meta"):
-        return model_class(
-            model_class.config_class.from_preset(preset, **({"num_labels": 1000} | overrides))
-        ).num_parameters()
+        return model_class(config).num_parameters()
 
 
 @pytest.mark.parametrize(("model_class", "preset", "number"), SIZES)
@@ -62,11 +61,7 @@ def test_presets_by_the_names_of_the_papers_and_with_overrides():
     assert parameters(RMTForImageClassification, "S*", token_classifier_input="projection") == 27_992_240
     assert MetaFormerConfig.from_preset("s12", drop_path_rate=0.0).to_dict() == MetaFormerConfig().to_dict()
     assert MetaFormerConfig.from_preset("mini").num_attention_heads == [1, 2, 5, 8]
-    for config_class, first in (
-        (ViRConfig, "tiny-16, small-16"),
-        (RMTConfig, "tiny, small"),
-        (MetaFormerConfig, "tiny, mini"),
-    ):
+    for config_class, first in ((ViRConfig, "tiny-16, small-16"), (RMTConfig, "tiny"), (MetaFormerConfig, "tiny, mini")):
         with pytest.raises(ValueError, match=f"preset must be one of {first}, .*, got 'huge'"):
             config_class.from_preset("huge")
 
@@ -178,50 +173,35 @@ METAFORMER_REFUSES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("config", "field", "value", "allowed"),
-    [
-        *((small_vir_config, *row) for row in VIR_REFUSES),
-        *((small_rmt_config, *row) for row in RMT_REFUSES),
-        *((small_metaformer_config, *row) for row in METAFORMER_REFUSES),
-    ],
-)
+REFUSED = [(small_vir_config, *row) for row in VIR_REFUSES] + [(small_rmt_config, *row) for row in RMT_REFUSES]
+REFUSED += [(small_metaformer_config, *row) for row in METAFORMER_REFUSES]
+
+
+@pytest.mark.parametrize(("config", "field", "value", "allowed"), REFUSED)
 def test_a_field_is_refused_with_what_is_allowed(config, field, value, allowed):
     with pytest.raises(StrictDataclassError, match=f"{field} must be {allowed}"):
         config(**{field: value})
 
 
-@pytest.mark.parametrize(
-    ("config", "fields", "sentence"),
-    [
-        (
-            small_vir_config,
-            {"mirror_sequence": True},
-            "pooling must be last_patch, mean or mean_but_first if mirror_",
-        ),
-        (
-            small_vir_config,
-            {"mirror_sequence": True, "bidirectional": True, "pooling": "mean"},
-            "mirror_sequence must be False if bidirectional is True",
-        ),
-        (
-            small_rmt_config,
-            {"depths": [1, 1, 1]},
-            r"hidden_sizes must be a list of one value per stage \(depths has 3\)",
-        ),
-        (
-            small_metaformer_config,
-            {"depths": [1, 1, 1]},
-            r"token_mixers must be a list of one value .*, got \['pooling',",
-        ),
-        (
-            small_metaformer_config,
-            {"value_expansion": 1.3},
-            r"num_attention_heads must be .* value_expansion \(1.3\), which is the size of the values of all heads",
-        ),
-        (small_rmt_config, {"out_features": ["stage5"]}, "out_features must be a subset of stage_names"),
-    ],
-)
+DO_NOT_FIT = [
+    (small_vir_config, {"mirror_sequence": True}, "pooling must be last_patch, mean or mean_but_first if mirror_"),
+    (
+        small_vir_config,
+        {"mirror_sequence": True, "bidirectional": True, "pooling": "mean"},
+        "mirror_sequence must be False if bidirectional is True",
+    ),
+    (small_rmt_config, {"depths": [1] * 3}, r"hidden_sizes must be a list of one value per stage \(depths has 3\)"),
+    (small_rmt_config, {"out_features": ["stage5"]}, "out_features must be a subset of stage_names"),
+    (small_metaformer_config, {"depths": [1] * 3}, r"token_mixers must be a list of one value .*, got \['pooling',"),
+    (
+        small_metaformer_config,
+        {"value_expansion": 1.3},
+        r"num_attention_heads must be .* value_expansion \(1.3\), which is the size of the values of all heads",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "fields", "sentence"), DO_NOT_FIT)
 def test_fields_that_do_not_fit_are_refused(config, fields, sentence):
     with pytest.raises((ValueError, StrictDataclassError), match=sentence):
         config(**fields)

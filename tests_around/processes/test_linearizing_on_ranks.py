@@ -7,12 +7,7 @@ from small_models import random_ids
 from torchrun import run_ranks
 from transformer_sources import source_of
 
-from retnet_hf.linearization import (
-    align,
-    measure_heads,
-    prepare_for_alignment,
-    transfer,
-)
+from retnet_hf.linearization import align, measure_heads, prepare_for_alignment, transfer
 
 
 RANK = """
