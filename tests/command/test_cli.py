@@ -3,7 +3,6 @@
 
 import copy
 import errno
-import functools
 import io
 import itertools
 import json
@@ -13,6 +12,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import datasets
 import pytest
@@ -44,45 +44,34 @@ from retnet_hf.cli.training.run_folder import TrainingFolder
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
 
-TINY = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "hidden_dropout": 0.1,  # so that resuming exactly needs the random numbers too
-}
+# 12 steps in 2 epochs, evaluated and saved at every fourth
+TRAIN = ["train", "book.txt", "--config", "config.json", "--vocab-size", 300, "--block-size", 64, "--batch-size", 16]
+TRAIN += ["--steps", 12, "--eval-every", 4, "--lr", 0.01, "--threads", 1]
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+TINY["hidden_dropout"] = 0.1  # so that resuming exactly needs the random numbers too
+
+
+def furnish(folder: Path) -> Path:
+    """A text and a configuration in a folder."""
+    (folder / "book.txt").write_text(TEXT, encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
+    return folder
 
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch) -> Path:
-    """An empty working directory with a text and a configuration in it."""
     monkeypatch.chdir(tmp_path)
-    Path("book.txt").write_text(TEXT, encoding="utf-8")
-    Path("config.json").write_text(json.dumps(TINY), encoding="utf-8")
-    return tmp_path
-
-
-# 12 steps in 2 epochs, evaluated and saved at every fourth
-TRAIN = ["train", "book.txt", "--config", "config.json", "--vocab-size", 300, "--block-size", 64, "--batch-size", 16]
-TRAIN += ["--steps", 12, "--eval-every", 4, "--lr", 0.01, "--threads", 1]
+    return furnish(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, heard_again) -> Path:
     """The folder of an uninterrupted run of TRAIN, which tests copy before they change it."""
-    folder = tmp_path_factory.mktemp("trained")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        Path("book.txt").write_text(TEXT, encoding="utf-8")
-        Path("config.json").write_text(json.dumps(TINY), encoding="utf-8")
+    folder = furnish(tmp_path_factory.mktemp("trained"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         assert main([str(argument) for argument in [*TRAIN, "--output", "model"]]) == 0
-    finally:
-        os.chdir(before)
     return folder / "model"
-
-
-# help
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
@@ -90,37 +79,22 @@ def test_help_names_the_commands_and_help_of_each_has_examples(retnet_hf, argume
     answer = done(retnet_hf(*arguments))
     for command in ("train", "generate", "demo", "linearize"):
         assert command in answer.out
-        helped = retnet_hf(command, "--help")
-        assert helped.code == 0
+        helped = done(retnet_hf(command, "--help"))
         assert "Examples" in helped.out
         assert helped.out.count(f"retnet-hf {command}") >= 2
 
 
-def test_version(retnet_hf):
-    assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", retnet_hf("--version").out)
-
-
-# train
-
-
-def test_train_ends_in_a_folder_with_everything(trained):
-    files = {path.name for path in trained.iterdir()}
-    assert files == {
-        "README.md",
-        "checkpoint-12",
-        "config.json",
-        "generation_config.json",
-        "loss_curve.png",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "training_run.json",
-    }
+def test_train_ends_in_a_folder_with_everything(trained, monkeypatch):
+    files = "README.md checkpoint-12 config.json generation_config.json loss_curve.png model.safetensors tokenizer.json"
+    files += " tokenizer_config.json training_run.json"
+    assert sorted(path.name for path in trained.iterdir()) == files.split()
     assert (trained / "loss_curve.png").read_bytes().startswith(b"\x89PNG")
     assert not trained.with_name("model.partial").exists()
     card = (trained / "README.md").read_text(encoding="utf-8")
     assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n")
     assert "`book.txt`" in card
+    monkeypatch.chdir(trained.parent)
+    exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], {})
 
 
 def test_the_trained_folder_loads_and_generates(trained):
@@ -138,12 +112,6 @@ def test_the_trained_folder_loads_and_generates(trained):
     assert writer("And God", max_new_tokens=5)[0]["generated_text"].startswith("And God")
 
 
-def test_the_code_in_the_model_card_runs(trained, monkeypatch):
-    code = re.search(r"```python\n(.*?)```", (trained / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
-    monkeypatch.chdir(trained.parent)
-    exec(code, {})
-
-
 def test_train_shows_perplexity_and_a_sample_at_every_evaluation(retnet_hf, workplace):
     answer = done(retnet_hf(*TRAIN, "--output", "model"))
     assert answer.err == ""
@@ -155,28 +123,17 @@ def test_train_shows_perplexity_and_a_sample_at_every_evaluation(retnet_hf, work
     assert perplexities[-1] < 0.7 * perplexities[0]
     held_out = hold_out(read_documents(["book.txt"]), 0.05)[1][0]
     assert all(sample.startswith(" ".join(held_out.split()[:7])) for *_, sample in rows)
-
-
-def test_a_perplexity_that_did_not_fall_is_not_called_lower(retnet_hf, workplace):
-    answer = retnet_hf(*TRAIN, "--steps", 1, "--lr", 0, "--output", "model")
+    answer = retnet_hf(*TRAIN, "--steps", 1, "--lr", 0, "--output", "other")
     assert re.search(r"held-out text: ([\d.]+) before training, \1\d* after, no lower: try more steps", answer.out)
 
 
-def test_the_form_is_that_of_training_alone_and_changes_nothing(retnet_hf, workplace, monkeypatch):
+def test_the_form_is_that_of_training_alone_and_changes_nothing(retnet_hf, workplace):
     Path("config.json").write_text(json.dumps(TINY | {"hidden_dropout": 0.0, "chunk_size": 16}), encoding="utf-8")
-    forms, forward = [], RetNetForCausalLM.forward
-
-    @functools.wraps(forward)
-    def spy(self, *args, **kwargs):
-        forms.append(kwargs.get("retention_form"))
-        return forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(RetNetForCausalLM, "forward", spy)
-    perplexities = []
+    perplexities, forward = [], RetNetForCausalLM.forward
     for form in ("parallel", "chunkwise"):
-        forms.clear()
-        answer = retnet_hf(*TRAIN, "--steps", 4, "--form", form, "--output", form)
-        assert forms.count(form) >= 4
+        with mock.patch.object(RetNetForCausalLM, "forward", autospec=True, side_effect=forward) as spy:
+            answer = retnet_hf(*TRAIN, "--steps", 4, "--form", form, "--output", form)
+        assert sum(call.kwargs.get("retention_form") == form for call in spy.call_args_list) >= 4
         assert json.loads(Path(form, "config.json").read_text())["retention_form"] == "auto"
         perplexities.append(float(re.search(r"([\d.]+) after", answer.out)[1]))
     assert perplexities[0] == pytest.approx(perplexities[1], abs=0.02)
@@ -187,17 +144,12 @@ def test_train_with_the_tokenizer_of_another_model(retnet_hf, workplace, trained
     assert len(AutoTokenizer.from_pretrained("model")) == 300
 
 
-# interrupting and resuming
-
-
 @pytest.mark.parametrize(("ctrl_c", "checkpoint"), [(press_ctrl_c, 7), (press_ctrl_c_twice, 4)])
 def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, trained, ctrl_c, checkpoint):
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, 6, ctrl_c)
         answer = retnet_hf(*TRAIN, "--output", "model")
-    assert answer.code == 130
-    assert answer.err.startswith("retnet-hf: interrupted")
-    assert answer.err.count("\n") == 1
+    refused(answer, "interrupted", code=130, silent=False)
     assert not Path("model").exists()
     assert [path.name for path in Path("model.partial").glob("checkpoint-*")] == [f"checkpoint-{checkpoint}"]
 
@@ -215,22 +167,10 @@ def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, trai
     assert not Path("model.partial").exists()
 
 
-def test_a_crash_before_the_end_of_publishing_is_made_good_by_resuming(retnet_hf, workplace, trained, monkeypatch):
+def test_a_crash_before_the_end_of_publishing_is_made_good_by_resuming(retnet_hf, workplace, trained):
     shutil.copytree(trained, "model.partial")
     Path("model.partial/model.safetensors").write_bytes(b"half a model")
     done(retnet_hf(*TRAIN, "--output", "model", "--resume"))
-    assert_same_weights(Path("model"), trained)
-
-
-def test_a_half_written_checkpoint_is_passed_over(retnet_hf, workplace, trained):
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 6, press_ctrl_c_twice)
-        retnet_hf(*TRAIN, "--output", "model")
-    shutil.copytree("model.partial/checkpoint-4", "model.partial/checkpoint-8")
-    optimizer = Path("model.partial/checkpoint-8/optimizer.pt")
-    optimizer.write_bytes(optimizer.read_bytes()[:5000])
-    answer = retnet_hf(*TRAIN, "--output", "model", "--resume")
-    assert "continuing after step 4\n" in answer.out
     assert_same_weights(Path("model"), trained)
 
 
@@ -245,6 +185,7 @@ def test_a_finished_run_can_be_trained_further(retnet_hf, workplace, trained):
 
 
 RECORD = "training_run.json"
+NO_RECORD = '{"command": "train", "steps": 1, "recipe": 5}'
 NOT_RESUMED = {  # what there is, more options, and what is said
     "lr": (None, ["--lr", 0.5], ["--lr", ", not 0.5;"]),
     "seed": (None, ["--seed", 1], ["--seed", ", not 1;"]),
@@ -252,10 +193,7 @@ NOT_RESUMED = {  # what there is, more options, and what is said
     "form": (None, ["--form", "chunkwise"], ["--form", ", not chunkwise;"]),
     "text": (lambda: Path("book.txt").write_text(TEXT + "And more.", encoding="utf-8"), [], ["the text"]),
     "nothing": (lambda: shutil.rmtree("model.partial"), [], ["nothing to resume"]),
-    **{
-        record: (lambda record=record: Path("model.partial", RECORD).write_text(record), [], [RECORD, "cannot be read"])
-        for record in ("{ broken", "[]", '{"command": "train"}', '{"command": "train", "steps": 1, "recipe": 5}')
-    },
+    "record": (lambda: Path("model.partial", RECORD).write_text(NO_RECORD), [], [RECORD, "cannot be read"]),
 }
 
 
@@ -273,37 +211,29 @@ NEEDED = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", 
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_resuming_from_a_damaged_checkpoint_is_refused(retnet_hf, workplace, trained, name):
+def test_a_damaged_checkpoint_is_passed_over_and_without_another_one_refused(retnet_hf, workplace, trained, name):
     shutil.copytree(trained, "model.partial")
-    file = Path("model.partial/checkpoint-12", name)
-    whole = file.read_bytes()
+    file, folder = Path("model.partial/checkpoint-12", name), TrainingFolder(Path("model"), "train")
     torch.save({}, "of something else")
-    for content in (
-        b"",
-        b"{}",
-        whole[: len(whole) // 2],
-        Path("of something else").read_bytes(),
-        b"{ not what it was",
-        None,
-    ):
+    contents = [b"", b"{}", file.read_bytes()[: file.stat().st_size // 2], Path("of something else").read_bytes()]
+    for content in (*contents, b"{ not what it was", None):
         file.unlink() if content is None else file.write_bytes(content)
         with pytest.raises(InputError, match="no checkpoint in .* can be read: "):
-            TrainingFolder(Path("model"), "train").to_resume()
+            folder.to_resume()
     before = tree(workplace)
     refused(retnet_hf(*TRAIN, "--output", "model", "--resume"), "no checkpoint", "can be read")
     assert tree(workplace) == before
+    state = Path(shutil.copytree(trained / "checkpoint-12", "model.partial/checkpoint-8"), "trainer_state.json")
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": 8}))
+    assert folder.to_resume()[0].name == "checkpoint-8"
 
 
-@pytest.mark.parametrize("name", ["checkpoint-12-backup", "checkpoint-12 (copy)", "checkpoint-", "old-checkpoint-12"])
+@pytest.mark.parametrize("name", ["checkpoint-12-backup", "checkpoint-", "old-checkpoint-12"])
 def test_a_copy_of_a_checkpoint_is_neither_resumed_from_nor_deleted(retnet_hf, workplace, trained, name):
     shutil.copytree(trained, "model.partial")
     shutil.copytree(trained / "checkpoint-12", Path("model.partial", name))
     refused(retnet_hf(*TRAIN, "--output", "model", "--resume"), f"model.partial/{name} is not part of a model")
-    shutil.copytree(trained / "checkpoint-12", "model.partial/checkpoint-8")
     assert TrainingFolder(Path("model"), "train").to_resume()[0].name == "checkpoint-12"
-
-
-# earlier results
 
 
 def test_an_earlier_result_is_replaced_only_when_asked_and_only_when_finished(retnet_hf, workplace, trained):
@@ -330,8 +260,7 @@ def test_a_failure_while_publishing_puts_the_earlier_result_back(retnet_hf, work
 
     monkeypatch.setattr(os, "replace", fail)
     answer = retnet_hf(*TRAIN, "--steps", 1, "--output", "model", "--overwrite")
-    assert answer.code == 1
-    assert "Input/output error" in answer.err
+    refused(answer, "Input/output error", code=1, silent=False)
     assert tree(Path("model")) == tree(trained)
 
 
@@ -344,27 +273,22 @@ def test_folders_beside_the_output_are_left_alone(retnet_hf, workplace):
     shutil.rmtree("model.partial")
     done(retnet_hf(*TRAIN, "--steps", 1, "--output", "model"))
     assert Path("model.old/diary.txt").read_text() == "mine"
+    refused(retnet_hf(*TRAIN, "--output", "model.old", "--overwrite"), "model.old")
+    assert Path("model.old/diary.txt").read_text() == "mine"
 
 
-def test_overwrite_does_not_delete_what_is_not_a_model(retnet_hf, workplace):
-    Path("photos").mkdir()
-    Path("photos/cat.jpg").write_bytes(b"cat")
-    refused(retnet_hf(*TRAIN, "--output", "photos", "--overwrite"), "photos")
-    refused(retnet_hf(*TRAIN, "--output", "book.txt", "--overwrite"), "is a file")
-    assert Path("photos/cat.jpg").read_bytes() == b"cat"
-    assert Path("book.txt").read_text(encoding="utf-8") == TEXT
+def test_resuming_is_not_offered_for_what_is_no_run(retnet_hf, tmp_path):
+    small_model().save_pretrained(tmp_path / "model")
+    said = retnet_hf("train", SAMPLE_TEXT, "--output", tmp_path / "model", "--minutes", 0.01).err
+    assert "--overwrite" in said
+    assert "--resume" not in said
 
 
 def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace):
-    before = tree(workplace)
-    refused_out = retnet_hf(*TRAIN, "--output", "model", "--lr", 1e30)
-    assert refused_out.code == 2
-    assert "no longer a finite number" in refused_out.err
+    before, answer = tree(workplace), retnet_hf(*TRAIN, "--output", "model", "--lr", 1e30)
+    refused(answer, "no longer a finite number", silent=False)
     assert tree(workplace) == before
     assert not Path("model.partial").exists()
-
-
-# input that cannot be used
 
 
 @pytest.mark.parametrize(
@@ -373,18 +297,15 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["train"], ["TEXT"]),
         (["train", "missing.txt"], ["no such file", "missing.txt"]),
         (["train", "no_such_data"], ["no_such_data", "Couldn't reach"]),
-        (["train", "book.txt", "missing.txt"], ["no such file", "missing.txt"]),
         (["train", "empty.txt"], ["no text", "empty.txt"]),
         (["train", "blank.txt"], ["no text"]),
         (["train", "hollow"], ["empty"]),
         (["train", "latin1.txt"], ["not UTF-8", "latin1.txt", "0xe9", "3"]),
-        (["train", "mixed"], ["not UTF-8"]),
         (["train", "short.txt"], ["too short", "--block-size"]),
         (["train", "bad.jsonl"], ["bad.jsonl", "line 2", "not JSON"]),
         (["train", "good.jsonl", "--field", "body"], ['"body"', "text, title", "--field"]),
         (["train", "half.jsonl"], ["half.jsonl", "line 1", "not Unicode"]),
         (["train", "list.jsonl"], ["list.jsonl", "line 1", '"text"', "list"]),
-        (["train", "number.jsonl"], ["number.jsonl", "line 1", '"text"', "int"]),
         (["train", "book.txt", "--preset", "huge"], ["got 'huge'", "tiny", "6.7B"]),
         (["train", "book.txt", "--config", "missing.json"], ["--config", "'missing.json' does not exist"]),
         (["train", "book.txt", "--config", "bad.json"], ["bad.json", "JSON"]),
@@ -395,16 +316,14 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["train", "book.txt", "--config", "config.json", "--preset", "tiny"], ["--preset", "--config"]),
         (["train", "book.txt", "--tokenizer", "./missing"], ["no such folder"]),
         (["train", "book.txt", "--tokenizer", "hollow"], ["no tokenizer", "hollow"]),
-        (["train", "book.txt", "--output", "book.txt"], ["is a file"]),
+        (["train", "book.txt", "--output", "book.txt", "--overwrite"], ["is a file"]),
         (["train", "book.txt", "--resume", "--overwrite", "--output", "config.json"], ["exclude"]),
-        (["train", "book.txt", "--batch-size", "0"], ["--batch-size"]),
         (["train", "book.txt", "--batch-size", "many"], ["--batch-size", "integer"]),
         (["train", "book.txt", "--form", "round"], ["--form", "'round' is not one of 'auto', 'parallel', 'chunkwise'"]),
         (["train", "book.txt", "--bogus"], ["--bogus"]),
         (["generate"], ["MODEL"]),
         (["generate", "hollow", os.fsdecode(b"caf\xe9")], ["the prompt is not UTF-8", "0xe9"]),
         (["generate", "missing", "And"], ["no such folder", "missing"]),
-        (["generate", "hollow/missing", "And"], ["no such folder"]),
         (["generate", "hollow", "And"], ["hollow", "config.json"]),
         (["generate", "book.txt", "And"], ["book.txt", "is a file"]),
         (["generate", "hollow", "And", "--temperature", "-1"], ["--temperature"]),
@@ -413,7 +332,7 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["demo", "--minutes", "soon"], ["--minutes"]),
         (["bogus"], ["bogus"]),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+    ids=lambda value: " ".join(value),
 )
 def test_bad_input_gets_one_line(retnet_hf, workplace, arguments, words, monkeypatch):
     def load_dataset(name, *args, **kwargs):
@@ -424,13 +343,10 @@ def test_bad_input_gets_one_line(retnet_hf, workplace, arguments, words, monkeyp
         "empty.txt": b"",
         "blank.txt": b" \n\n\t",
         "latin1.txt": "café".encode("latin-1"),
-        "mixed/a.txt": b"fine",
-        "mixed/deep/b.md": b"\xff\xfe",
         "short.txt": b"In the beginning",
         "bad.jsonl": b'{"text": "fine"}\n{"text": ',
         "good.jsonl": b'{"text": "fine", "title": "x"}\n',
         "list.jsonl": b'["fine"]\n',
-        "number.jsonl": b'{"text": 3}\n',
         "half.jsonl": b'{"text": "\\ud800"}\n',
         "bad.json": b"{ hidden_size",
         "list.json": b"[1, 2]",
@@ -439,61 +355,45 @@ def test_bad_input_gets_one_line(retnet_hf, workplace, arguments, words, monkeyp
         "typed.json": b'{"hidden_size": "large"}',
         "full/config.json": b"{}",
     }
-    for name, content in files.items():
-        path = Path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
     Path("hollow").mkdir()
+    Path("full").mkdir()
+    for name, content in files.items():
+        Path(name).write_bytes(content)
     before = tree(workplace)
     refused(retnet_hf(*arguments), *words)
     assert tree(workplace) == before
     assert not list(workplace.glob("*.partial"))
 
 
-def test_the_disk_fills_up_in_the_middle(retnet_hf, workplace, monkeypatch):
-    usage, save = shutil.disk_usage("."), Trainer._save_optimizer_and_scheduler
+def test_the_disk_fills_up_in_the_middle(retnet_hf, workplace):
+    usage, save = shutil.disk_usage(".")._replace(free=0), Trainer._save_optimizer_and_scheduler
+    with pytest.MonkeyPatch.context() as patch:
 
-    def fill_up(self, folder):
-        if self.state.global_step == 8:
-            monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
-            raise RuntimeError("[enforce fail at inline_container.cc] . PytorchStreamWriter failed writing file")
-        save(self, folder)
+        def fill_up(self, folder):
+            if self.state.global_step == 8:
+                patch.setattr(shutil, "disk_usage", lambda path: usage)
+                raise RuntimeError("[enforce fail at inline_container.cc] . PytorchStreamWriter failed writing file")
+            save(self, folder)
 
-    monkeypatch.setattr(Trainer, "_save_optimizer_and_scheduler", fill_up)
-    answer = retnet_hf(*TRAIN, "--output", "model")
-    assert answer.code == 1
-    assert "no space is left" in answer.err
-    assert "failed writing file" in answer.err
-    assert answer.err.count("\n") == 1
-    monkeypatch.undo()
-    os.chdir(workplace)
+        patch.setattr(Trainer, "_save_optimizer_and_scheduler", fill_up)
+        answer = retnet_hf(*TRAIN, "--output", "model")
+        refused(answer, "no space is left", "failed writing file", code=1, silent=False)
     done(retnet_hf(*TRAIN, "--output", "model", "--resume"))
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=str)
 def test_too_little_memory_is_one_line_that_says_what_to_do(retnet_hf, workplace, monkeypatch, error):
-    def fail():
-        raise error
-
-    at_step(monkeypatch, 2, fail)
+    at_step(monkeypatch, 2, mock.Mock(side_effect=error))
     answer = retnet_hf(*TRAIN, "--output", "model")
     assert (answer.code, answer.err) == (2, "retnet-hf: out of memory; try a smaller --batch-size or --block-size\n")
 
 
-def test_a_bug_is_not_hidden(retnet_hf, workplace, monkeypatch):
-    """Nor is it called a full disk because little is free."""
-    usage = shutil.disk_usage(".")
-
-    def fail():
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
-        raise ZeroDivisionError
-
-    at_step(monkeypatch, 2, fail)
+def test_a_bug_is_not_hidden_nor_called_a_full_disk_because_little_is_free(retnet_hf, workplace, monkeypatch):
+    usage = shutil.disk_usage(".")._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    at_step(monkeypatch, 2, mock.Mock(side_effect=ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
         retnet_hf(*TRAIN, "--output", "model")
-
-
-# generate
 
 
 def test_generate_from_argument_and_stdin(retnet_hf, trained):
@@ -504,17 +404,9 @@ def test_generate_from_argument_and_stdin(retnet_hf, trained):
     assert re.fullmatch(r"\d+ tokens, [\d,.]+ tokens/s; the state takes [\d,]+ bytes, whatever the length\n", answer.err)
     for arguments in ([], ["-"]):
         assert retnet_hf("generate", trained, *arguments, *options, stdin=b"And God said\n").out == answer.out
-    assert retnet_hf("generate", trained, "And God said", *options, "--no-echo").out == answer.out.removeprefix(
-        "And God said"
-    )
-
-
-def test_generate_repeats_under_a_seed_and_greedily(retnet_hf, trained):
-    def text(*options):
-        return retnet_hf("generate", trained, "And", "-n", 20, "--threads", 1, *options).out
-
-    assert text("--seed", 1) == text("--seed", 1) != text("--seed", 2)
-    assert text("--temperature", 0) == text("--temperature", 0, "--seed", 5)
+    unechoed = retnet_hf("generate", trained, "And God said", *options, "--no-echo")
+    assert "And God said" + unechoed.out == answer.out
+    assert retnet_hf("generate", trained, "And God said", *options, "--seed", 4).out != answer.out
 
 
 def test_generate_writes_what_the_model_generates(retnet_hf, trained):
@@ -526,34 +418,24 @@ def test_generate_writes_what_the_model_generates(retnet_hf, trained):
 
 def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
     """Before a word is written; what else writes must be a RetNet, and an error is one line."""
-    compiled, real = [], cpu.compile
+    options = ["generate", trained, "And God", "-n", 20, "--temperature", 0, "--threads", 1, "--compile"]
+    expected = retnet_hf(*options[:-1]).out
 
     def compile_quickly(model):
-        compiled.append(torch.get_num_threads())
         fast = copy.deepcopy(model)
         fast.lm_head.__class__ = type("Fast", (torch.nn.Linear,), {})
         return fast
 
-    monkeypatch.setattr(cpu, "compile", compile_quickly)
-    options = ["And God", "-n", 20, "--temperature", 0, "--threads", 1]
-    assert retnet_hf("generate", trained, *options, "--compile").out == retnet_hf("generate", trained, *options).out
-    assert compiled == [1]
-
-    def fails(model):
-        raise RuntimeError("no compiler\nand more")
-
-    with monkeypatch.context() as patches:
-        patches.setattr(cpu, "compile", fails)
-        failed = retnet_hf("generate", trained, *options, "--compile")
-    assert (failed.code, failed.out, failed.err) == (2, "", "retnet-hf: no compiler\n")
+    with mock.patch.object(cpu, "compile", side_effect=compile_quickly) as compiled:
+        assert retnet_hf(*options).out == expected
+    compiled.assert_called_once()
+    with mock.patch.object(cpu, "compile", side_effect=RuntimeError("no compiler\nand more")):
+        assert retnet_hf(*options).err == "retnet-hf: no compiler\n"
     for name in ("layer_programs", "product_programs"):  # as where all layers are adapted
         monkeypatch.setattr(cpu, name, lambda layers, *arguments: [None] * len(layers))
-    monkeypatch.setattr(cpu, "compile", real)
-    assert "no layer of this model can be compiled" in retnet_hf("generate", trained, *options, "--compile").err
+    refused(retnet_hf(*options), "no layer of this model can be compiled")
     monkeypatch.setattr("retnet_hf.cli.text.generation.load_model", lambda name: (small_llama(), None))
-    answer = retnet_hf("generate", trained, *options, "--compile")
-    assert (answer.code, answer.out) == (2, "")
-    assert "--compile is for a RetNet, and this is a model of type llama" in answer.err
+    refused(retnet_hf(*options), "--compile is for a RetNet, and this is a model of type llama")
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
@@ -574,13 +456,6 @@ def test_what_comes_next_is_named_as_it_was_typed(monkeypatch, capfd):
         assert capfd.readouterr().out == f"try it: {typed} generate model 'And God'\n"
 
 
-def test_resuming_is_not_offered_for_what_is_no_run(retnet_hf, tmp_path):
-    small_model().save_pretrained(tmp_path / "model")
-    said = retnet_hf("train", SAMPLE_TEXT, "--output", tmp_path / "model", "--minutes", 0.01).err
-    assert "--overwrite" in said
-    assert "--resume" not in said
-
-
 def test_the_prompt_of_stdin(retnet_hf, trained, monkeypatch):
     """Is UTF-8; an empty one begins a document."""
     refused(retnet_hf("generate", trained, stdin=b"caf\xe9"), "stdin is not UTF-8", "0xe9")
@@ -589,27 +464,10 @@ def test_the_prompt_of_stdin(retnet_hf, trained, monkeypatch):
     refused(retnet_hf("generate", trained), "give a prompt")
 
 
-def test_generate_streams(trained, monkeypatch):
-    pieces = []
-    monkeypatch.setattr("retnet_hf.cli.commands.generate.emit", pieces.append)
-    assert main(["generate", str(trained), "And", "-n", "60", "--seed", "1"]) == 0
-    assert len(pieces) > 5
-
-
 def test_ctrl_c_while_generating(retnet_hf, trained, monkeypatch):
-    written = []
-
-    def emit(text):
-        written.append(text)
-        if len(written) == 5:
-            press_ctrl_c()
-
+    emit = mock.Mock(side_effect=lambda piece: press_ctrl_c() if emit.call_count == 5 else None)
     monkeypatch.setattr("retnet_hf.cli.commands.generate.emit", emit)
-    answer = retnet_hf("generate", trained, "And", "-n", 500)
-    refused(answer, "interrupted", code=130)
-
-
-# the text
+    refused(retnet_hf("generate", trained, "And", "-n", 500), "interrupted", code=130)
 
 
 def test_folders_are_read_in_order_and_without_what_a_user_does_not_see(workplace):
@@ -662,9 +520,6 @@ def test_held_out_text_is_never_trained_on(count):
     assert 0.05 < len(evaluation) / len(words) < 0.15
 
 
-# schedule
-
-
 def test_the_learning_rate_falls_by_the_clock_but_rises_by_steps():
     """So that a run whose time is up has annealed, and one of a few steps an hour still warms up."""
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
@@ -701,9 +556,6 @@ def test_a_run_whose_minutes_end_it_has_annealed(retnet_hf, workplace, monkeypat
     assert max(rates) > 3 * rates[-2]  # which the last step was made with
 
 
-# demo
-
-
 def test_demo(retnet_hf, workplace):
     Path("book.txt").write_text(SAMPLE_TEXT.read_text(encoding="utf-8")[:60_000], encoding="utf-8")
     answer = done(retnet_hf("demo", "--text", "book.txt", "--minutes", 0.08, "--threads", 1))
@@ -723,9 +575,7 @@ def test_demo(retnet_hf, workplace):
 
 def test_an_interrupted_demo_leaves_nothing(retnet_hf, workplace, monkeypatch):
     at_step(monkeypatch, 1, press_ctrl_c)
-    answer = retnet_hf("demo", "--threads", 1)
-    assert answer.code == 130
-    assert answer.err.count("\n") == 1
+    refused(retnet_hf("demo", "--threads", 1), "interrupted", code=130, silent=False)
     assert {path.name for path in workplace.iterdir()} == {"book.txt", "config.json"}
 
 

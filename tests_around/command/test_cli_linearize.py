@@ -9,7 +9,9 @@ import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
+import datasets
 import pytest
 import torch
 from command_answers import TEXT, assert_same_weights, at_step, done, press_ctrl_c, press_ctrl_c_twice, refused, tree
@@ -44,134 +46,6 @@ def little_is_measured():
         yield
 
 
-@pytest.fixture
-def workplace(tmp_path, monkeypatch) -> Path:
-    """A working directory with a source and a text."""
-    monkeypatch.chdir(tmp_path)
-    make_source(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture(scope="module")
-def linearized(tmp_path_factory, heard_again, little_is_measured) -> Path:
-    """The folder of an uninterrupted run, which is not to be changed."""
-    folder, before = tmp_path_factory.mktemp("linearized"), Path.cwd()
-    os.chdir(folder)
-    try:
-        make_source(folder)
-        assert main([str(argument) for argument in LINEARIZE]) == 0
-    finally:
-        os.chdir(before)
-    return folder / "model"
-
-
-def test_linearize_ends_in_a_folder_with_everything(linearized):
-    files = {path.name for path in linearized.iterdir()}
-    assert files - {"chat_template.jinja"} == {
-        "README.md",
-        "align.png",
-        "config.json",
-        "distill.png",
-        "generation_config.json",
-        "linearization.json",
-        "model.safetensors",
-        "positions.png",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-    assert not linearized.with_name("model.partial").exists()
-
-
-def test_the_folder_is_a_model_with_what_belongs_to_its_source(linearized):
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(linearized), AutoTokenizer.from_pretrained(linearized)
-    assert type(model) is RetNetForCausalLM
-    assert model.config.use_cache
-    assert model.config.output_gate_act == "silu"
-    assert model.generation_config.temperature == 0.5
-    assert tokenizer.apply_chat_template([{"role": "user", "content": "So"}], tokenize=False) == "So"
-    chat = pipeline("text-generation", model=str(linearized))
-    assert chat([{"role": "user", "content": "And God"}], max_new_tokens=3)[0]["generated_text"][1]["role"] == "assistant"
-
-
-def test_the_model_card_sets_the_model_beside_its_source(linearized):
-    card = (linearized / "README.md").read_text(encoding="utf-8")
-    report = json.loads((linearized / "linearization.json").read_text(encoding="utf-8"))
-    assert "license: mit\n" in card.split("---")[1]
-    options = "--block-size 32 --batch-size 4 --align-steps 6 --distill-steps 6"
-    assert f"Linearized from `llama` with `retnet-hf linearize {options}" in card
-    assert f"on the first {report['read']:,} tokens of `book.txt`" in card
-    source, own = report["teacher"]["perplexity"]["64"], report["student"]["perplexity"]["64"]
-    assert f"| perplexity, blocks of 64 tokens | {source:.2f} | {own:.2f} |" in card
-    assert [stage["name"] for stage in report["trainings"]] == ["align", "distill"]
-    assert all(stage["after"] < stage["before"] for stage in report["trainings"])
-    assert report["trainings"][0]["tokens"] == 6 * 4 * 32
-    assert str(linearized.parent) not in card
-
-
-def test_perplexities_in_the_report_are_those_of_the_models(linearized):
-    report = json.loads((linearized / "linearization.json").read_text(encoding="utf-8"))
-    model = AutoModelForCausalLM.from_pretrained(linearized)
-    source = AutoModelForCausalLM.from_pretrained(linearized.parent / "llama")
-    held_out = hold_out([TEXT], 0.05)[1]
-    stream = torch.from_numpy(encode(held_out, AutoTokenizer.from_pretrained(linearized))).long()
-    for each, name in ((model, "student"), (source, "teacher")):
-        found = score(functools.partial(losses_of, each), measured_part(stream, 32), 32).perplexity
-        assert report[name]["perplexity"]["32"] == pytest.approx(found, rel=1e-4)
-
-
-def test_progress_is_shown_by_stage(retnet_hf, workplace):
-    answer = done(retnet_hf(*LINEARIZE))
-    assert answer.err == ""
-    assert "\nread 1 file (.txt)\n" in f"\n{answer.out}"
-    errors = re.findall(r"step +(\d+) of 6   error of a layer ([\d.]+)", answer.out)
-    divergences = re.findall(r"step +(\d+) of 6   divergence ([\d.]+)", answer.out)
-    assert [int(step) for step, _ in errors] == [int(step) for step, _ in divergences] == [0, 3, 6]
-    assert float(errors[-1][1]) < float(errors[0][1])
-    assert float(divergences[-1][1]) < float(divergences[0][1])
-    assert "stage 1 of 2, align" in answer.out
-    assert "saved: " in answer.out
-
-
-# interrupting and resuming
-
-
-@pytest.mark.parametrize(("stage", "ctrl_c"), [("align", press_ctrl_c), ("distill", press_ctrl_c_twice)])
-def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, linearized, monkeypatch, stage, ctrl_c):
-    with pytest.MonkeyPatch.context() as patch:
-        on_step_end = Supervisor.on_step_end
-
-        def patched(self, args, state, control, **kwargs):
-            on_step_end(self, args, state, control, **kwargs)
-            if args.output_dir.endswith(f"{stage}.partial") and state.global_step == 4:
-                ctrl_c()
-
-        patch.setattr(Supervisor, "on_step_end", patched)
-        answer = retnet_hf(*LINEARIZE)
-    assert answer.code == 130
-    assert answer.err.startswith("retnet-hf: interrupted")
-    assert not Path("model").exists()
-    answer = done(retnet_hf(*LINEARIZE, "--resume"))
-    assert "continuing after step" in answer.out
-    assert ("stage 1 of 2" in answer.out) == (stage == "align")
-    assert_same_weights(Path("model"), linearized)
-    assert not Path("model.partial").exists()
-
-
-@pytest.mark.parametrize("options", [[], ["--lora-rank", 2]], ids=["all weights", "lora"])
-def test_a_crash_between_the_last_checkpoint_and_the_end_of_a_stage(retnet_hf, workplace, monkeypatch, options):
-    command = [*LINEARIZE, "--align-steps", 0, *options]
-    done(retnet_hf(*command))
-    os.rename("model", "whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf.cli.linearizing.pipeline.StageRun.finish", crash)
-        with pytest.raises(RuntimeError, match="power cut"):
-            retnet_hf(*command)
-    assert [path.name for path in Path("model.partial/distill.partial").glob("checkpoint-*")] == ["checkpoint-6"]
-    monkeypatch.setattr("retnet_hf.cli.linearizing.pipeline.mean_divergence", None)  # its rate is not measured again
-    done(retnet_hf(*command, "--resume"))
-    assert_same_weights(Path("model"), Path("whole"))
-
-
 @pytest.mark.parametrize(("place", "left"), [("linearizing.pipeline", ""), ("training.run", "continuing after step 6")])
 def test_a_crash_before_a_folder_is_in_its_place_is_made_good_by_resuming(retnet_hf, workplace, linearized, place, left):
     """The folder of the model, when all stages are done, or of a finished stage."""
@@ -186,22 +60,132 @@ def test_a_crash_before_a_folder_is_in_its_place_is_made_good_by_resuming(retnet
     assert not Path("model.partial").exists()
 
 
-def test_ctrl_c_after_the_last_step_of_a_stage_does_not_begin_the_next(retnet_hf, workplace, linearized):
-    finish = StageRun.finish
+@pytest.fixture
+def workplace(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    make_source(tmp_path)
+    return tmp_path
 
-    def pressed(self, trainer):
-        press_ctrl_c()
-        finish(self, trainer)
+
+@pytest.fixture(scope="module")
+def linearized(tmp_path_factory, heard_again, little_is_measured) -> Path:
+    """The folder of an uninterrupted run, which is not to be changed."""
+    folder = tmp_path_factory.mktemp("linearized")
+    make_source(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main([str(argument) for argument in LINEARIZE]) == 0
+    return folder / "model"
+
+
+def report_of(folder: Path = Path("model")) -> dict:
+    return json.loads((folder / "linearization.json").read_text(encoding="utf-8"))
+
+
+def both() -> list:
+    """What was made, and its source."""
+    return [AutoModelForCausalLM.from_pretrained(name) for name in ("model", "llama")]
+
+
+def test_linearize_ends_in_a_folder_with_everything_that_belongs_to_its_source(linearized):
+    files = "README.md align.png config.json distill.png generation_config.json linearization.json model.safetensors"
+    files += " positions.png tokenizer.json tokenizer_config.json"
+    assert {path.name for path in linearized.iterdir()} - {"chat_template.jinja"} == set(files.split())
+    assert not linearized.with_name("model.partial").exists()
+    model = AutoModelForCausalLM.from_pretrained(linearized)
+    assert type(model) is RetNetForCausalLM
+    assert (model.config.use_cache, model.config.output_gate_act) == (True, "silu")
+    assert model.generation_config.temperature == 0.5
+    chat = pipeline("text-generation", model=str(linearized))
+    assert chat.tokenizer.apply_chat_template([{"role": "user", "content": "So"}], tokenize=False) == "So"
+    assert chat([{"role": "user", "content": "And God"}], max_new_tokens=3)[0]["generated_text"][1]["role"] == "assistant"
+
+
+def test_report_and_card_set_the_model_beside_its_source(linearized):
+    report, card = report_of(linearized), (linearized / "README.md").read_text(encoding="utf-8")
+    assert "license: mit\n" in card.split("---")[1]
+    options = "--block-size 32 --batch-size 4 --align-steps 6 --distill-steps 6"
+    assert f"Linearized from `llama` with `retnet-hf linearize {options}" in card
+    assert f"on the first {report['read']:,} tokens of `book.txt`" in card
+    source, own = report["teacher"]["perplexity"]["64"], report["student"]["perplexity"]["64"]
+    assert f"| perplexity, blocks of 64 tokens | {source:.2f} | {own:.2f} |" in card
+    assert [stage["name"] for stage in report["trainings"]] == ["align", "distill"]
+    assert all(stage["after"] < stage["before"] for stage in report["trainings"])
+    assert report["trainings"][0]["tokens"] == 6 * 4 * 32
+    assert str(linearized.parent) not in card
+    stream = torch.from_numpy(encode(hold_out([TEXT], 0.05)[1], AutoTokenizer.from_pretrained(linearized))).long()
+    for folder, name in ((linearized, "student"), (linearized.parent / "llama", "teacher")):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        found = score(functools.partial(losses_of, model), measured_part(stream, 32), 32).perplexity
+        assert report[name]["perplexity"]["32"] == pytest.approx(found, rel=1e-4)
+
+
+@pytest.mark.parametrize(("stage", "ctrl_c"), [("align", press_ctrl_c), ("distill", press_ctrl_c_twice)])
+def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, linearized, stage, ctrl_c):
+    on_step_end, said = Supervisor.on_step_end, []
+
+    def patched(self, args, state, control, **kwargs):
+        on_step_end(self, args, state, control, **kwargs)
+        if args.output_dir.endswith(f"{stage}.partial") and state.global_step == 4:
+            ctrl_c()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StageRun, "finish", pressed)
+        patch.setattr(Supervisor, "on_step_end", patched)
         answer = retnet_hf(*LINEARIZE)
-    assert answer.code == 130
-    assert "interrupted at the end of the stage align" in answer.err
+    refused(answer, "interrupted", code=130, silent=False)
+    said.append(answer.out)
+    assert not Path("model").exists()
+    answer = done(retnet_hf(*LINEARIZE, "--resume"))
+    said.append(answer.out)
+    assert "continuing after step" in answer.out
+    assert ("stage 1 of 2" in answer.out) == (stage == "align")
+    assert_same_weights(Path("model"), linearized)
+    assert not Path("model.partial").exists()
+    assert said[0].startswith("read 1 file (.txt)\n")
+    for words in ("error of a layer", "divergence"):  # progress by stage
+        shown = re.findall(rf"step +(\d+) of 6   {words} ([\d.]+)", "".join(said))
+        assert {int(step) for step, _ in shown} == {0, 3, 6}
+        assert float(shown[-1][1]) < float(shown[0][1])
+
+
+def crash(*_):
+    raise RuntimeError("power cut")
+
+
+@pytest.mark.parametrize("options", [[], ["--lora-rank", 2]], ids=["all weights", "lora"])
+def test_a_crash_between_the_last_checkpoint_and_the_end_of_a_stage(retnet_hf, workplace, monkeypatch, options):
+    command = [*LINEARIZE, "--align-steps", 0, *options]
+    done(retnet_hf(*command))
+    model, source = both()
+    if options:  # neither adapters nor what they do not adapt
+        assert model.model.embed_tokens.weight.equal(source.model.embed_tokens.weight)
+        change = model.model.layers[0].mlp.up_proj.weight - source.model.layers[0].mlp.up_proj.weight
+        assert 0 < torch.linalg.matrix_rank(change, atol=1e-6) <= 2
+    os.rename("model", "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("retnet_hf.cli.linearizing.pipeline.StageRun.finish", crash)
+        with pytest.raises(RuntimeError, match="power cut"):
+            retnet_hf(*command)
+    assert [path.name for path in Path("model.partial/distill.partial").glob("checkpoint-*")] == ["checkpoint-6"]
+    monkeypatch.setattr("retnet_hf.cli.linearizing.pipeline.mean_divergence", None)  # its rate is not measured again
+    done(retnet_hf(*command, "--resume"))
+    assert_same_weights(Path("model"), Path("whole"))
+
+
+def test_ctrl_c_after_the_last_step_of_a_stage_does_not_begin_the_next(retnet_hf, workplace, linearized):
+    finish = StageRun.finish
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StageRun, "finish", lambda *arguments: press_ctrl_c() or finish(*arguments))
+        answer = retnet_hf(*LINEARIZE)
+    refused(answer, "interrupted at the end of the stage align", code=130, silent=False)
     assert "stage 2 of 2" not in answer.out
     assert {path.name for path in Path("model.partial").iterdir()} == {"align", "training_run.json"}
     assert not list(Path("model.partial/align").glob("checkpoint-*"))
     done(retnet_hf(*LINEARIZE, "--resume"))
+    assert_same_weights(Path("model"), linearized)
+    refused(retnet_hf(*LINEARIZE, "--resume"), "is finished")
+    refused(answer := retnet_hf(*LINEARIZE), "is not empty", "--overwrite")
+    assert "--resume" not in answer.err
     assert_same_weights(Path("model"), linearized)
 
 
@@ -217,10 +201,6 @@ def test_what_a_run_writes_is_not_its_text(retnet_hf, workplace):
     again = retnet_hf(*options, "--overwrite")
     blocks = [re.search(r"[\d,]+ blocks of 32 tokens", out)[0] for out in (answer.out, again.out)]
     assert blocks[0] == blocks[1]
-
-
-def crash(*_):
-    raise RuntimeError("power cut")
 
 
 def test_a_run_that_was_interrupted_is_neither_begun_anew_nor_resumed_otherwise(retnet_hf, workplace):
@@ -241,35 +221,15 @@ def test_a_run_that_was_interrupted_is_neither_begun_anew_nor_resumed_otherwise(
     refused(retnet_hf(*LINEARIZE, "--resume"), "the source or the text is not what this run began with")
 
 
-def test_a_finished_model_is_neither_resumed_nor_replaced_unasked(retnet_hf, workplace, linearized):
-    shutil.copytree(linearized, "model")
-    answer = retnet_hf(*LINEARIZE)
-    refused(answer, "is not empty", "--overwrite")
-    assert "--resume" not in answer.err
-    refused(retnet_hf(*LINEARIZE, "--resume"), "is finished")
-    assert tree(Path("model")) == tree(linearized)
-
-
-# what may be asked for
-
-
-def test_layers_that_are_kept_stay_as_they_were(retnet_hf, workplace):
-    done(retnet_hf(*LINEARIZE, "--keep-attention", "0,2", "--distill-steps", 0))
-    model, source = (AutoModelForCausalLM.from_pretrained(name) for name in ("model", "llama"))
-    kinds = ["full_attention", "linear_attention", "full_attention", "linear_attention"]
-    assert model.config.layer_types == kinds
-    for layer in (0, 2):
-        assert model.model.layers[layer].attention.q_proj.weight.equal(source.model.layers[layer].self_attn.q_proj.weight)
-
-
 def test_the_layers_that_the_model_needs_most_are_kept(retnet_hf, workplace):
     answer = done(retnet_hf(*LINEARIZE, "--keep-attention", "auto:50%", "--distill-steps", 0))
-    report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
-    model = AutoModelForCausalLM.from_pretrained("model")
+    report, (model, source) = report_of(), both()
     kept = [layer for layer, kind in enumerate(model.config.layer_types) if kind == "full_attention"]
     costs = {int(layer): cost for layer, cost in report["layer_costs"].items()}
     assert len(kept) == 2
     assert kept == costliest_layers(costs, 0.5)
+    for layer in kept:
+        assert model.model.layers[layer].attention.q_proj.weight.equal(source.model.layers[layer].self_attn.q_proj.weight)
     assert f"softmax attention stays in layers {kept[0]}, {kept[1]}" in answer.out
     assert set(map(int, report["layer_errors"])) == set(range(4)) - set(kept)
     card = Path("model/README.md").read_text(encoding="utf-8")
@@ -278,108 +238,26 @@ def test_the_layers_that_the_model_needs_most_are_kept(retnet_hf, workplace):
 
 def test_what_the_source_says_may_be_stored(retnet_hf, workplace, linearized):
     done(retnet_hf(*LINEARIZE, "--top-logits", 300))
-    stored, asked = (
-        json.loads((folder / "linearization.json").read_text())["trainings"][1] for folder in (Path("model"), linearized)
-    )
+    stored, asked = (report_of(folder)["trainings"][1] for folder in (Path("model"), linearized))
     assert stored["before"] == pytest.approx(asked["before"], rel=1e-2)  # all tokens are stored, in half precision
     assert stored["after"] == pytest.approx(asked["after"], rel=0.1)
     assert not list(Path("model").glob("teacher*"))
 
 
-def test_lora_leaves_no_adapter_and_what_it_does_not_adapt(retnet_hf, workplace):
-    done(retnet_hf(*LINEARIZE, "--lora-rank", 2, "--align-steps", 0))
-    model, source = (AutoModelForCausalLM.from_pretrained(name) for name in ("model", "llama"))
-    assert model.model.embed_tokens.weight.equal(source.model.embed_tokens.weight)
-    change = model.model.layers[0].mlp.up_proj.weight - source.model.layers[0].mlp.up_proj.weight
-    assert 0 < torch.linalg.matrix_rank(change, atol=1e-6) <= 2
-
-
 def test_the_third_stage_is_of_longer_sequences(retnet_hf, workplace):
     answer = done(retnet_hf(*LINEARIZE, "--distill-steps", 0, "--long-steps", 4, "--long-block-size", 128, "--window", 8))
-    report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
+    report = report_of()
     assert [(stage["name"], stage["tokens"]) for stage in report["trainings"]] == [("align", 6 * 128), ("long", 4 * 512)]
     assert "stage 2 of 2, long" in answer.out
     assert re.search(r"step +4 of 4   perplexity [\d,.]+", answer.out)
     assert AutoModelForCausalLM.from_pretrained("model").config.sliding_window == 8
 
 
-def test_without_any_stage_it_is_the_transfer(retnet_hf, workplace):
-    done(retnet_hf(*LINEARIZE, "--align-steps", 0, "--distill-steps", 0, "--keep-attention", "0,1,2,3"))
-    model, source = (AutoModelForCausalLM.from_pretrained(name) for name in ("model", "llama"))
-    ids = torch.arange(20)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, source(ids).logits, rtol=1e-4, atol=1e-4)
-
-
-def test_a_model_of_half_precision_is_trained_in_float32_and_saved_as_it_was(retnet_hf, workplace):
-    model = AutoModelForCausalLM.from_pretrained("llama", dtype=torch.bfloat16)
-    model.save_pretrained("llama")
-    done(retnet_hf(*LINEARIZE, "--distill-steps", 1))
-    assert AutoModelForCausalLM.from_pretrained("model", dtype="auto").dtype == torch.bfloat16
-
-
-def test_minutes_are_planned_by_the_speed_of_the_machine(retnet_hf, workplace):
-    options = [option for option in LINEARIZE if option not in ("--align-steps", "--distill-steps", "--batch-size", 4, 6)]
-    answer = done(retnet_hf(*options, "--minutes", 0.1))
-    steps, batch = re.search(r"make ([\d,]+ \+ [\d,]+) steps of (\d+) x 32 tokens", answer.out).groups()
-    align, distill = (int(count.replace(",", "")) for count in steps.split(" + "))
-    report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
-    assert [stage["name"] for stage in report["trainings"]] == ["align", "distill"]
-    assert 1 <= report["trainings"][0]["steps"] <= align
-    assert 1 <= report["trainings"][1]["steps"] <= distill
-    most = report["trainings"][1]["steps"] * int(batch) * 32  # of which an epoch may have left out the last sequences
-    assert 0.8 * most <= report["trainings"][1]["tokens"] <= most
-    assert f"--align-steps {align}" in (card := Path("model/README.md").read_text(encoding="utf-8"))
-    assert "--report" not in card
-    assert report["extent"]["tokens"] < 49152
-
-
-def test_an_interrupted_run_of_some_minutes_keeps_its_plan(retnet_hf, workplace, monkeypatch):
-    options = [option for option in LINEARIZE if option not in ("--align-steps", "--distill-steps", "--batch-size", 4, 6)]
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 2, press_ctrl_c)
-        assert retnet_hf(*options, "--minutes", 0.2).code != 0
-    begun = json.loads(next(Path("model.partial").glob("*.json")).read_text(encoding="utf-8"))["recipe"]
-    refused(retnet_hf(*options, "--resume"), "this run was planned with --minutes: give that option again")
-    monkeypatch.setattr("retnet_hf.cli.linearizing.recipe.measured_speed", None)  # nothing is measured again
-    done(retnet_hf(*options, "--minutes", 0.2, "--resume"))
-    report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
-    assert report["trainings"][0]["steps"] <= begun["align_steps"]
-    assert f"--align-steps {begun['align_steps']}" in report["options"]
-
-
-def test_a_plan_fits_into_its_minutes():
-    recipe = Recipe("llama", block_size=512)
-    speed = Speed(reading=800, choosing=800, aligning=600, distilling=250)
-    for minutes in (5, 10, 30, 120):
-        found = planned(recipe, speed, 30, minutes)
-        tokens = found.batch_size * found.block_size
-        seconds = found.align_steps * tokens / speed.aligning + found.distill_steps * tokens / speed.distilling
-        reading = 2 * Extent().shortened(found.report).read(found.block_size) / speed.reading
-        assert 0.3 * 60 * minutes < seconds < 0.7 * 60 * minutes
-        assert reading < 0.3 * 60 * minutes + 60
-    few, many = planned(recipe, speed, 30, 2), planned(recipe, speed, 30, 10**6)
-    assert (few.batch_size, many.batch_size) == (1, 8)
-    assert few.distill_steps > 20
-    assert planned(recipe, speed, 30, 10).batch_size == 1  # of which there are 96 steps
-    assert 96 <= planned(recipe, speed, 30, 30).distill_steps < 192
-    auto = planned(replace(recipe, keep_attention="auto"), speed, 30, 10)
-    plain = planned(recipe, speed, 30, 10)
-    assert 0 < auto.distill_steps * auto.batch_size < plain.distill_steps * plain.batch_size
-    assert many == recipe  # never more than without --minutes
-    with pytest.raises(InputError, match="--minutes 0.01 is too short for one training step"):
-        planned(recipe, speed, 30, 0.01)
-    assert (
-        planned(recipe, speed, 30, 10).align_steps > 0 == planned(replace(recipe, align_steps=0), speed, 30, 10).align_steps
-    )
-
-
 def test_windows_alone_by_name(retnet_hf, workplace):
     done(retnet_hf(*LINEARIZE, "--window", 8, "--keep-attention", "1"))
-    config = AutoModelForCausalLM.from_pretrained("model").config
+    config, report = AutoModelForCausalLM.from_pretrained("model").config, report_of()
     assert config.layer_types == ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
     assert (config.sliding_window, config.attention_sinks, config.attention_sink_distance) == (8, 4, 31)
-    report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
     assert report["options"].startswith("--keep-attention 1 --window 8")
     assert list(report["without"]) == ["nothing", "sinks", "kept layers"]
     assert list(report["layer_errors"]) == ["0", "2", "3"]
@@ -393,9 +271,8 @@ def test_texts_are_told_apart_in_the_report(retnet_hf, workplace):
     Path("other.txt").write_text(TEXT[::-1], encoding="utf-8")
     Path("third.txt").write_text(TEXT.upper(), encoding="utf-8")
     position = LINEARIZE.index("book.txt") + 1
-    arguments = [*LINEARIZE[:position], "other.txt", *LINEARIZE[position:], "--unseen", "third.txt"]
-    done(retnet_hf(*arguments))
-    report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
+    done(retnet_hf(*LINEARIZE[:position], "other.txt", *LINEARIZE[position:], "--unseen", "third.txt"))
+    report = report_of()
     for name in ("teacher", "student"):
         assert [text.split("/")[-1] for text in report[name]["by_text"]] == ["book.txt", "other.txt", "third.txt"]
     assert report["unseen"] == [list(report["teacher"]["by_text"])[-1]]
@@ -406,32 +283,75 @@ def test_texts_are_told_apart_in_the_report(retnet_hf, workplace):
     assert report["answers"][0][0] == "Why is the sky blue?"
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("0, 4,8", KeptLayers(layers=(0, 4, 8))),
-        ("25%", KeptLayers(share=0.25)),
-        ("auto", KeptLayers(share=0.25, costliest=True)),
-        ("auto:12.5%", KeptLayers(share=0.125, costliest=True)),
-    ],
-)
-def test_layers_to_keep_are_named_in_four_ways(text, kept):
-    assert KeptLayers.parse(text) == kept
-
-
-@pytest.mark.parametrize("text", ["", "0,", "some", "200%", "0%", "auto:", "-1", "auto 4"])
-def test_other_names_of_layers_are_refused(text):
-    with pytest.raises(InputError, match="--keep-attention takes layers such as 0,4,8, a share such as 25%"):
-        KeptLayers.parse(text)
-
-
-def test_stages_of_few_steps_are_evaluated_less_often(retnet_hf, workplace):
+def test_half_precision_is_trained_in_float32_and_saved_as_it_was_and_few_steps_are_evaluated_less_often(
+    retnet_hf, workplace
+):
+    AutoModelForCausalLM.from_pretrained("llama", dtype=torch.bfloat16).save_pretrained("llama")
     options = [option for option in LINEARIZE if option not in ("--eval-every", 3)]
-    answer = retnet_hf(*options, "--align-steps", 0, "--distill-steps", 40)
+    answer = done(retnet_hf(*options, "--align-steps", 0, "--distill-steps", 40, "--keep-attention", "auto"))
     assert re.findall(r"step +(\d+) of 40", answer.out) == ["0", "32", "40"]
+    model = AutoModelForCausalLM.from_pretrained("model", dtype="auto")
+    assert (model.dtype, model.config.layer_types.count("full_attention")) == (torch.bfloat16, 1)
 
 
-def test_learning_rates_fall_with_the_hidden_size():
+def test_an_interrupted_run_of_some_minutes_keeps_its_plan(retnet_hf, workplace, monkeypatch):
+    """Which is made by the speed of the machine."""
+    options = [option for option in LINEARIZE if option not in ("--align-steps", "--distill-steps", "--batch-size", 4, 6)]
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 2, press_ctrl_c)
+        answer = retnet_hf(*options, "--minutes", 0.2)
+    assert answer.code == 130
+    steps, batch = re.search(r"make ([\d,]+ \+ [\d,]+) steps of (\d+) x 32 tokens", answer.out).groups()
+    align, distill = (int(count.replace(",", "")) for count in steps.split(" + "))
+    begun = json.loads(next(Path("model.partial").glob("*.json")).read_text(encoding="utf-8"))["recipe"]
+    assert (begun["align_steps"], begun["distill_steps"]) == (align, distill)
+    refused(retnet_hf(*options, "--resume"), "this run was planned with --minutes: give that option again")
+    monkeypatch.setattr("retnet_hf.cli.linearizing.recipe.measured_speed", None)  # nothing is measured again
+    done(retnet_hf(*options, "--minutes", 0.2, "--resume"))
+    report = report_of()
+    aligned, distilled = report["trainings"]
+    assert 1 <= aligned["steps"] <= align
+    assert 1 <= distilled["steps"] <= distill
+    most = distilled["steps"] * int(batch) * 32  # of which an epoch may have left out the last sequences
+    assert 0.8 * most <= distilled["tokens"] <= most
+    assert f"--align-steps {align}" in report["options"]
+    assert f"--align-steps {align}" in (card := Path("model/README.md").read_text(encoding="utf-8"))
+    assert "--report" not in card
+    assert report["extent"]["tokens"] < 49152
+
+
+def test_a_plan_fits_into_its_minutes():
+    recipe, speed = Recipe("llama", block_size=512), Speed(reading=800, choosing=800, aligning=600, distilling=250)
+    for minutes in (5, 10, 30, 120):
+        found = planned(recipe, speed, 30, minutes)
+        tokens = found.batch_size * found.block_size
+        seconds = found.align_steps * tokens / speed.aligning + found.distill_steps * tokens / speed.distilling
+        reading = 2 * Extent().shortened(found.report).read(found.block_size) / speed.reading
+        assert 0.3 * 60 * minutes < seconds < 0.7 * 60 * minutes
+        assert reading < 0.3 * 60 * minutes + 60
+    few, plain, many = (planned(recipe, speed, 30, minutes) for minutes in (2, 10, 10**6))
+    assert (few.batch_size, plain.batch_size) == (1, 1)  # of which there are 96 steps
+    assert few.distill_steps > 20
+    assert many == recipe  # never more than without --minutes
+    assert 96 <= planned(recipe, speed, 30, 30).distill_steps < 192
+    auto = planned(replace(recipe, keep_attention="auto"), speed, 30, 10)
+    assert 0 < auto.distill_steps * auto.batch_size < plain.distill_steps * plain.batch_size
+    assert plain.align_steps > 0 == planned(replace(recipe, align_steps=0), speed, 30, 10).align_steps
+    with pytest.raises(InputError, match="--minutes 0.01 is too short for one training step"):
+        planned(recipe, speed, 30, 0.01)
+
+
+def test_layers_to_keep_are_named_in_four_ways():
+    assert KeptLayers.parse("0, 4,8") == KeptLayers(layers=(0, 4, 8))
+    assert KeptLayers.parse("25%") == KeptLayers(share=0.25)
+    assert KeptLayers.parse("auto") == KeptLayers(share=0.25, costliest=True)
+    assert KeptLayers.parse("auto:12.5%") == KeptLayers(share=0.125, costliest=True)
+    for text in ("", "0,", "some", "200%", "0%", "auto:", "-1", "auto 4"):
+        with pytest.raises(InputError, match="--keep-attention takes layers such as 0,4,8, a share such as 25%"):
+            KeptLayers.parse(text)
+
+
+def test_learning_rates_fall_with_the_hidden_size_and_for_a_model_that_is_nearly_right():
     zero = Recipe("a", align_lr=0.0, distill_lr=0.0, long_lr=0.0)
     assert {zero.rate(stage, 128, 1.0) for stage in ("align", "distill", "long")} == {0.0}
     recipe = Recipe("a", block_size=512)
@@ -439,10 +359,6 @@ def test_learning_rates_fall_with_the_hidden_size():
     assert (recipe.rate("align", 2048), recipe.rate("distill", 2048)) == pytest.approx((7.5e-4, 6.25e-5))
     windowed = Recipe("a", window=64, batch_size=1, block_size=512)
     assert (windowed.rate("align", 512), windowed.rate("distill", 512)) == pytest.approx((3e-4, 1e-3 / 4 / 2 / 3))
-
-
-def test_the_rate_of_a_model_that_is_nearly_right_falls_with_its_distance():
-    recipe = Recipe("a", block_size=512)
     rates = [recipe.rate("distill", 128, nats) for nats in (2.0, 0.1, 0.01, 0.001, 0.0, -1e-9)]
     assert rates == pytest.approx([1e-3, 1e-3, 1e-3 / 10**0.5, 1e-4, 1e-4, 1e-4])
     assert recipe.rate("long", 128, 0.001) == pytest.approx(1e-4 / 3)
@@ -467,15 +383,8 @@ def test_a_card_names_the_repository_of_its_source_and_its_licence(tmp_path, mon
     (tmp_path / "README.md").write_text("---\nlicense: llama3.2\n---\nA Llama.\n", encoding="utf-8")
     monkeypatch.setattr(pipeline_module, "hf_hub_download", lambda name, file: str(tmp_path / file))
     assert pipeline_module.source_metadata("meta/llama") == {"base_model": "meta/llama", "license": "llama3.2"}
-
-    def offline(name, file):
-        raise OSError("no network")
-
-    monkeypatch.setattr(pipeline_module, "hf_hub_download", offline)
+    monkeypatch.setattr(pipeline_module, "hf_hub_download", mock.Mock(side_effect=OSError("no network")))
     assert pipeline_module.source_metadata("meta/llama") == {"base_model": "meta/llama"}
-
-
-# what is refused before any work
 
 
 def test_a_source_that_cannot_be_used_is_refused(retnet_hf, workplace):
@@ -486,9 +395,8 @@ def test_a_source_that_cannot_be_used_is_refused(retnet_hf, workplace):
     refused(retnet_hf("linearize", "bare", "book.txt"), "there is no tokenizer in bare")
     shutil.copytree("llama", "small")
     LlamaForCausalLM(LlamaConfig(**SIZES | {"vocab_size": 100})).save_pretrained("small")
-    options = ["--block-size", 32, "--batch-size", 4]
-    said = "the tokenizer of the source has a token", "its model knows 100 tokens"
-    refused(retnet_hf("linearize", "small", "book.txt", *options), *said)
+    answer = retnet_hf("linearize", "small", "book.txt", "--block-size", 32, "--batch-size", 4)
+    refused(answer, "the tokenizer of the source has a token", "its model knows 100 tokens")
     MixtralConfig().save_pretrained("mixtral")
     refused(retnet_hf("linearize", "mixtral", "book.txt"), "model_type 'mixtral' cannot be linearized. Supported are llama")
     config = json.loads(Path("llama/config.json").read_text()) | {"attention_bias": True}
@@ -506,7 +414,6 @@ def test_a_source_that_cannot_be_used_is_refused(retnet_hf, workplace):
         (["--keep-attention", "0,1,2,3"], ["--keep-attention keeps every layer"]),
         (["--keep-attention", "few"], ["--keep-attention takes layers"]),
         (["--window", 8, "--gate", "sigmoid"], ["are options of retention, which --window replaces"]),
-        (["--unseen", "book.txt"], ["--unseen book.txt is also used in training"]),
         (["--unseen", "."], ["--unseen . is also used in training"]),
         (["--decays", "fast"], ["--decays must be one of power_of_two, log_linear"]),
     ],
@@ -532,30 +439,21 @@ def test_a_source_on_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
 
 def test_what_stages_leave_is_freed(retnet_hf, workplace, monkeypatch):
     """No model, gradient or moment of a stage is there when the next one begins, and no source that is not asked."""
-    seen, prepare = [], pipeline_module.Linearization._prepare
+    seen, references, prepare = [], [], pipeline_module.Linearization._prepare
 
     def watched(self, stage, *arguments):
-        seen.append([kind for reference, kind in watched.references if reference() is not None])
+        seen.append([kind for reference, kind in references if reference() is not None])
         run = prepare(self, stage, *arguments)
-        watched.references.append((weakref.ref(run.model), "student"))
+        references.append((weakref.ref(run.model), "student"))
         if run.teacher is not None:
-            watched.references.append((weakref.ref(run.teacher), "source"))
+            references.append((weakref.ref(run.teacher), "source"))
         elif "teacher" in vars(self):
             seen.append(["a source that is not asked"])
         return run
 
-    watched.references = []
     monkeypatch.setattr(pipeline_module.Linearization, "_prepare", watched)
     done(retnet_hf(*LINEARIZE, "--top-logits", 4, "--long-steps", 2, "--long-block-size", 64))
     assert seen == [[], ["source"], []]  # which is asked before the second stage
-
-
-def test_auto_needs_no_alignment(retnet_hf, workplace):
-    done(retnet_hf(*LINEARIZE, "--keep-attention", "auto", "--align-steps", 0, "--minutes", 1))
-    assert AutoModelForCausalLM.from_pretrained("model").config.layer_types.count("full_attention") == 1
-
-
-# text
 
 
 def test_no_more_is_read_than_is_needed(tmp_path):
@@ -576,18 +474,14 @@ def test_no_more_is_read_than_is_needed(tmp_path):
     assert sum(len(tokenizer(document)["input_ids"]) for document in both) == pytest.approx(20 * each, rel=0.2)
 
 
-def test_a_data_set_is_streamed(tmp_path, monkeypatch):
-    import datasets
-
-    folder = tmp_path / "data"
-    folder.mkdir()
-    datasets.Dataset.from_dict({"words": [TEXT[:200]] * 50, "other": [1] * 50}).to_parquet(folder / "train.parquet")
-    load, asked = datasets.load_dataset, []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: asked.append(k["streaming"]) or load(*a, **k))
+def test_a_data_set_is_streamed(tmp_path):
+    rows = datasets.Dataset.from_dict({"words": [TEXT[:200]] * 50, "other": [1] * 50})
+    rows.to_parquet(tmp_path / "train.parquet")
     tokenizer = train_tokenizer([TEXT], 300)
     each = len(tokenizer(TEXT[:200])["input_ids"])
-    documents, _ = read_enough([str(folder)], tokenizer, 5 * each, field="words")
-    assert asked == [True]
+    with mock.patch.object(datasets, "load_dataset", side_effect=datasets.load_dataset) as load:
+        documents, _ = read_enough([str(tmp_path)], tokenizer, 5 * each, field="words")
+    assert load.call_args.kwargs["streaming"]
     assert 4 <= len(documents) <= 7
     with pytest.raises(InputError, match='has no field "text" \\(it has: words, other\\)'):
-        read_enough([str(folder)], tokenizer, 5)
+        read_enough([str(tmp_path)], tokenizer, 5)
