@@ -11,7 +11,7 @@ from retnet_hf.conversion.errors import first_line
 from .errors import InputError
 
 
-TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
+TEXT_SUFFIXES = (".txt", ".md", ".jsonl", ".csv", ".tsv", ".parquet", ".json")
 
 
 def require_name(source: str) -> None:
@@ -25,7 +25,7 @@ def looks_like_path(name: str) -> bool:
     path = Path(name)
     if name.count("/") > 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
         return True
-    return path.suffix.lower() in (*TEXT_SUFFIXES, ".json", ".text") or (len(path.parts) > 1 and path.parent.exists())
+    return path.suffix.lower() in (*TEXT_SUFFIXES, ".text") or (len(path.parts) > 1 and path.parent.exists())
 
 
 def model_source(name: str) -> str:

@@ -31,7 +31,7 @@ Config = Annotated[
     Path | None,
     model_option(exists=True, dir_okay=False, help="JSON file with fields of the configuration, instead of a preset."),
 ]
-Field = Annotated[str, data_option(help="Field of the text in a .jsonl line or a row of a data set.")]
+Field = Annotated[str, data_option(help="Field of the text in a row.")]
 Split = Annotated[str, data_option(help="Part of a data set.")]
 Subset = Annotated[str | None, data_option(help="Configuration of a data set.")]
 EvalFraction = Annotated[float, data_option(min=0.001, max=0.5, help="Share of the text held out for evaluation.")]
@@ -44,7 +44,6 @@ Minutes = Annotated[
     ),
 ]
 BatchSize = Annotated[int, training_option(min=1, help="Sequences in a step, over all processes.")]
-LearningRate = Annotated[float, training_option(min=0.0, help="Highest learning rate.")]
 WeightDecay = Annotated[float, training_option(min=0.0, help="Weight decay of AdamW.")]
 EvalEvery = Annotated[
     int | None,

@@ -122,15 +122,13 @@ def linearize(
     """
     folder = TrainingFolder(output, "linearize")
     read = (source, *(texts or []), *(unseen or []))
-    context.with_resource(folder.claim(resume, overwrite, read, resumable=folder.partial.exists()))
+    context.with_resource(folder.claim(resume, overwrite, read))
     is_gguf = source.startswith("package:") or source.lower().endswith(".gguf")
     name = source if is_gguf else model_source(source)
     if not texts:
         texts, subset = [DEFAULT_TEXT], subset or DEFAULT_SUBSET
     for text in [*texts, *(unseen or [])]:
         require_data(text)
-    if folder.occupied and resume and not folder.partial.exists():
-        raise InputError(f"{folder.output} is finished; --overwrite begins anew")
     console = Console(highlight=False, quiet=not ranks.FIRST)
     ranks.share_of(batch_size)
     with loading(console, threads):
@@ -160,7 +158,7 @@ def linearize(
         repeats = text_files([*texts, text], own)[0][-1] != text_files([text], own)[0][-1]  # some of the files in it
         if repeats or Path(text).expanduser().resolve() in trained:
             raise InputError(f"--unseen {text} is also used in training")
-    begun = folder.read_record(folder.partial)["recipe"] if resume and folder.partial.exists() else {}
+    begun = folder.read_record()["recipe"] if resume and folder.partial.exists() else {}
     if minutes is None and begun.get("report", 1.0) != 1.0:
         raise InputError("this run was planned with --minutes: give that option again")
     if minutes is not None and not options.given(context, "align_steps", "distill_steps", "long_steps", "batch_size"):

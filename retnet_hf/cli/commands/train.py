@@ -9,7 +9,7 @@ from rich.console import Console
 
 from .. import options, ranks
 from ..errors import InputError
-from ..named_inputs import require_data
+from ..named_inputs import model_source, require_data
 from ..options import argument, data_option, loading, model_option, run_option, training_option
 from ..training.run_folder import TrainingFolder
 from .generate import invite
@@ -19,13 +19,19 @@ def train(
     context: typer.Context,
     texts: Annotated[
         list[str],
-        argument(metavar="TEXT...", help="Text files; folders of .txt, .md, .jsonl; or the name of a data set on the Hub."),
+        argument(
+            metavar="TEXT...",
+            help="Files (.txt, .md, .jsonl, .csv, .tsv, .parquet, .json), folders of them, or a data set on the Hub.",
+        ),
     ],
     output: options.Output = Path("retnet-model"),
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     seed: Annotated[int, run_option(min=0, help="Seed of weights, order of the text, and samples.")] = 0,
     threads: options.Threads = None,
+    base: Annotated[
+        str | None, model_option("--from", metavar="MODEL", help="Train this RetNet further: a folder or a Hub name.")
+    ] = None,
     preset: Annotated[str | None, model_option(help="Size: tiny, mini, small, base, 1.3B…", show_default="tiny")] = None,
     config: options.Config = None,
     tokenizer: Annotated[str | None, model_option(help="Folder or Hub name. Absent: one is trained on the text.")] = None,
@@ -39,7 +45,9 @@ def train(
     epochs: Annotated[float | None, training_option(min=0.001, help="Passes over the text.", show_default="3")] = None,
     minutes: options.Minutes = None,
     batch_size: options.BatchSize = 8,
-    lr: options.LearningRate = 1e-3,
+    lr: Annotated[
+        float | None, training_option(min=0.0, help="Highest learning rate.", show_default="1e-3; 1e-4 with --from")
+    ] = None,
     weight_decay: options.WeightDecay = 0.1,
     form: Annotated[Literal["auto", "parallel", "chunkwise"], training_option(help="Form of retention.")] = "auto",
     eval_every: options.EvalEvery = None,
@@ -50,7 +58,9 @@ def train(
 
     retnet-hf train book.txt --minutes 5
 
-    retnet-hf train notes/ letters.jsonl --field body --preset mini --output my-model
+    retnet-hf train notes/ letters.csv --field body --preset mini --output my-model
+
+    retnet-hf train chats.jsonl --from my-model --output my-chat-model      (rows with messages, or prompt and completion)
 
     retnet-hf train Salesforce/wikitext --subset wikitext-2-raw-v1 --tokenizer gpt2 --preset small --epochs 1
 
@@ -62,9 +72,11 @@ def train(
     The folder contains model, tokenizer, loss curve and model card.
     """
     folder = TrainingFolder(output, "train")
-    context.with_resource(folder.claim(resume, overwrite, [*texts, config, tokenizer]))
-    if preset is not None and config is not None:
-        raise InputError("--preset and --config exclude each other")
+    context.with_resource(folder.claim(resume, overwrite, [*texts, config, tokenizer, base]))
+    made = [name for name in ("base", "preset", "config") if context.params[name] is not None]
+    if len(made) > 1 or (base is not None and options.given(context, "tokenizer", "vocab_size")):
+        raise InputError("--from, --preset and --config exclude each other, and --from has its own tokenizer")
+    base = None if base is None else model_source(base)
     for source in texts:
         require_data(source)
     console = Console(highlight=False, quiet=not ranks.FIRST)
@@ -75,15 +87,13 @@ def train(
 
     ranks.join()
     fields = None if config is None else read_config(config)
-    recipe = options.chosen(Recipe, context, preset=preset or (None if config else "tiny"), config=fields)
+    lr = lr if lr is not None else 1e-3 if base is None else 1e-4
+    preset = preset or ("tiny" if config is None and base is None else None)
+    recipe = options.chosen(Recipe, context, base=base, preset=preset, config=fields, lr=lr)
     with console.status("reading the text, preparing tokenizer and model"):
         documents = read_documents(texts, field, split, subset, folder.own)
         run = prepare(texts, documents, folder, recipe, options.chosen(Course, context))
     console.print(text_files(texts, folder.own)[1], markup=False, soft_wrap=True)
-    if run.checkpoint is not None and run.checkpoint.parent == folder.output and run.steps_done >= run.course.steps:
-        done = f"{folder.output} is trained to step {run.steps_done:,} already; more --steps or --epochs continue it"
-        console.print(done, markup=False, soft_wrap=True)
-        return
     run.train(console)
     console.print(f"saved: {folder.output}", markup=False, soft_wrap=True)
     invite(output, run.prompt, console)

@@ -17,13 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
-from retnet_hf.conversion.converted_folder import licence_of
 from retnet_hf.conversion.replaced_folder import replace as publish
 from retnet_hf.conversion.replaced_folder import write_whole
 from retnet_hf.hub.cards import model_card
@@ -70,9 +67,10 @@ from ..training.run import (
     collate,
     draw_loss_curve,
     perplexity,
+    source_metadata,
     within_memory,
 )
-from ..training.run_folder import TrainingFolder, checkpoints_of
+from ..training.run_folder import TrainingFolder
 from .recipe import REPORT, trains_in_bfloat16
 from .sources import Texts
 
@@ -186,9 +184,6 @@ class StageRun(TrainingRun):
         (partial / TRAINING).write_text(json.dumps(asdict(training)), encoding="utf-8")
 
     def published(self, signal_number: int | None) -> None:
-        if ranks.FIRST:
-            for checkpoint in checkpoints_of(self.folder.output):  # a finished stage needs no checkpoint
-                shutil.rmtree(checkpoint)
         if signal_number is not None:  # stops before the next stage
             raise Interrupted(f"interrupted at the end of the stage {self.name}, {SAVED}", signal_number)
 
@@ -440,14 +435,3 @@ class Linearization:
         for length, theirs in report.teacher.perplexity.items():
             figures = f"source {theirs:,.2f}, RetNet [bold green]{report.student.perplexity[length]:,.2f}[/bold green]"
             self.console.print(f"perplexity in blocks of {length:,}: {figures}")
-
-
-def source_metadata(name: str) -> dict[str, Any]:
-    """Returns metadata for the model card: the repository of the source, and its licence if known."""
-    if Path(name).is_dir():
-        return licence_of(Path(name)) or {}
-    try:
-        licence = licence_of(Path(hf_hub_download(name, "README.md")).parent)
-    except (OSError, HfHubHTTPError):  # no card or no network
-        licence = None
-    return {"base_model": name, **(licence or {})}

@@ -1,12 +1,13 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Reading texts, splitting them into training and held-out text, and tokenizing them."""
 
+import functools
 import hashlib
 import itertools
 import json
 import math
 import random
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 
 SAMPLE_TEXT = Path(__file__).parent.parent / "data" / "kjv_sample.txt"
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
+CHAT_TEMPLATE = (  # of tokenizers that have none
+    "{% for message in messages %}{{ '' if loop.first else '\n' }}{{ message.role.capitalize() }}: {{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\nAssistant:' }}{% endif %}"
+)
+TABLES = {  # readers of `datasets`, and their options
+    ".csv": ("csv", {"keep_default_na": False}),
+    ".tsv": ("csv", {"keep_default_na": False, "delimiter": "\t"}),
+    ".parquet": ("parquet", {}),
+    ".json": ("json", {}),
+}
 MOST_CHARACTERS = 32  # upper bound of the characters per token in running text
 
 
@@ -32,19 +44,23 @@ def read_documents(
     split: str = "train",
     subset: str | None = None,
     apart_from: Collection[Path] = (),
-) -> list[str]:
-    """Returns the documents of text files, folders of text files, .jsonl files (one document a line) and data sets.
+) -> list[str] | list[list[dict[str, str]]]:
+    """Returns the documents of text files, folders, files with a document in each row, and data sets.
+
+    Rows with "messages", or "prompt" and "completion", instead of the field of a text are conversations: lists of messages.
 
     Raises InputError for a source that is missing, empty, not UTF-8 or of a wrong format.
 
     Args:
-        field: field of the text in a .jsonl line or in a row of a data set.
+        field: field of the text in a row.
         split: part of a data set to read. subset: configuration of a data set.
         apart_from: resolved folders, for example of a model, whose files are not read as text.
     """
-    documents = list(itertools.chain(*_read(sources, field, apart_from, split=split, subset=subset)))
+    documents = list(itertools.chain(*_read(sources, field, apart_from, chats=True, split=split, subset=subset)))
     if not documents:
         raise InputError(f"there is no text in {', '.join(sources)}")
+    if len({type(document) for document in documents}) > 1:
+        raise InputError(f"there are conversations and other texts in {', '.join(sources)}: train on one of both")
     return documents
 
 
@@ -73,19 +89,20 @@ def read_enough(
     return list(documents), list(origins)
 
 
-def digest_of(documents: Iterable[str]) -> str:
+def digest_of(documents: Iterable[Any]) -> str:
     """Returns the SHA-256 of the documents, to detect another text when a run is resumed. It does not join them."""
     digest = hashlib.sha256()
     for number, document in enumerate(documents):
-        digest.update(b"\0" * (number > 0) + document.encode())
+        text = document if isinstance(document, str) else json.dumps(document)
+        digest.update(b"\0" * (number > 0) + text.encode())
     return digest.hexdigest()
 
 
 def text_files(sources: Sequence[str], apart_from: Collection[Path] = ()) -> tuple[list[list[Path] | None], str]:
     """Returns the text files of each source, None if it has none, and a sentence about what is read and what is not.
 
-    In folders, only .txt, .md and .jsonl are read. Hidden files and folders, backups of editors, links to folders, and
-    `apart_from` are skipped, as are files that were found before, perhaps by another name.
+    In folders, files with the endings `TEXT_SUFFIXES` are read, but not .json. Hidden files and folders, backups of editors,
+    links to folders, and `apart_from` are skipped, as are files that were found before, perhaps by another name.
     """
     found, read, skipped = [], {}, []
     for source in sources:
@@ -120,20 +137,36 @@ def _searched(folder: Path, apart_from: Collection[Path]) -> Iterator[tuple[Path
         elif is_folder:
             yield from _searched(path, apart_from)
         else:
-            yield path, "" if suffix in TEXT_SUFFIXES else suffix or "no ending"
+            yield path, "" if suffix in TEXT_SUFFIXES[:-1] else suffix or "no ending"
 
 
 def _read(
-    sources: Sequence[str], field: str = "text", apart_from: Collection[Path] = (), **options: Any
-) -> list[Iterator[str]]:
-    """Returns the documents of each source that are not empty. `options` are arguments of `_read_dataset`."""
+    sources: Sequence[str],
+    field: str = "text",
+    apart_from: Collection[Path] = (),
+    chats: bool = False,
+    split: str = "train",
+    subset: str | None = None,
+    streaming: bool = False,
+) -> list[Iterator[Any]]:
+    """Returns the documents of each source that are not empty. `streaming`: data sets are not downloaded first."""
     for source in sources:
         require_data(source)
     readers = []
     for source, files in zip(sources, text_files(sources, apart_from)[0]):
-        parts = [_read_lines(file, field) if file.suffix.lower() == ".jsonl" else _read_text(file) for file in files or ()]
-        parts = [_read_dataset(source, field, **options)] if files is None else parts
-        readers.append(text for text in itertools.chain.from_iterable(parts) if text and not text.isspace())
+        parts: list[Iterator[Any]] = []
+        for file in files or ():
+            name, options = TABLES.get(file.suffix.lower(), (None, {}))
+            options = options | {"data_files": str(file), "split": "train", "streaming": True}
+            if name is not None:
+                parts.append(_read_rows(str(file), field, chats, functools.partial(load_data, name, **options)))
+            else:
+                parts.append(_read_lines(file, field, chats) if file.suffix.lower() == ".jsonl" else _read_text(file))
+        if files is None:
+            load = functools.partial(load_data, source, subset, split=split, streaming=streaming)
+            parts = [_read_rows(source, field, chats, load, split)]
+        texts = itertools.chain.from_iterable(parts)
+        readers.append(text for text in texts if text and not (isinstance(text, str) and text.isspace()))
     return readers
 
 
@@ -144,50 +177,66 @@ def _read_text(file: Path) -> Iterator[str]:
         raise InputError(f"{file} is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start})") from error
 
 
-def _read_lines(file: Path, field: str) -> Iterator[str | None]:
-    """Yields a field of each line of JSON. `datasets` refuses files above 10 MB if later lines have additional fields."""
+def _read_lines(file: Path, field: str, chats: bool) -> Iterator[Any]:
+    """Yields the document in each line of JSON. `datasets` refuses large files if later lines have additional fields."""
     for number, line in enumerate(next(_read_text(file)).split("\n"), 1):
         if line.strip():
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{file}, line {number} is not JSON: {error}") from error
-            yield _text_of(row, field, f"{file}, line {number}")
+            yield _document_of(row, field, chats, f"{file}, line {number}")
 
 
-def _read_dataset(
-    source: str, field: str, split: str = "train", subset: str | None = None, streaming: bool = False
-) -> Iterator[str | None]:
-    """Yields a field of each row of a data set. `streaming`: data sets of the Hub are not downloaded first."""
+def _read_rows(place: str, field: str, chats: bool, load: Callable[[], Any], split: str = "train") -> Iterator[Any]:
+    """Yields the document in each row of a data set."""
     try:
-        dataset = load_data(source, subset, split=split, streaming=streaming)
+        dataset = load()
         dataset = dataset[split] if isinstance(dataset, dict) else dataset
         if dataset.column_names is not None:  # None for some streams: only their rows tell the columns
-            _text_of(dict.fromkeys(dataset.column_names), field, f"the data set {source}")
-            dataset = dataset.select_columns(field)
+            dataset = dataset.select_columns(_columns_of(dataset.column_names, field, chats, place))
         for row in dataset:
-            yield _text_of(row, field, f"the data set {source}")
+            yield _document_of(row, field, chats, place)
     except (InputError, ModuleNotFoundError):
         raise
     except Exception as error:  # load_dataset and streams may raise any error of readers and the network
-        raise InputError(
-            f"{source} is neither a file, nor a folder with text, nor a data set that can be loaded: {first_line(error)}"
-        ) from error
+        raise InputError(f"{place} holds no text, and no data set that can be loaded: {first_line(error)}") from error
 
 
-def _text_of(row: Any, field: str, place: str) -> str | None:
-    """Returns the field of a row. Raises InputError with the place of the row if it has no such text."""
-    if not isinstance(row, dict) or field not in row:
-        fields = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-        raise InputError(f'{place} has no field "{field}" (it has: {fields}); name it with --field')
-    text = row[field]
-    if not isinstance(text, str | None):
-        raise InputError(f'{place} has {type(text).__name__} in the field "{field}", not text')
+def _columns_of(names: Collection[str], field: str, chats: bool, place: str) -> list[str]:
+    """Returns the columns of a document: the field of a text, or those of a conversation. Raises InputError without them."""
+    for columns in ([field], ["messages"], ["prompt", "completion"])[: 3 if chats else 1]:
+        if all(name in names for name in columns):
+            return columns
+    raise InputError(f'{place} has no field "{field}" (it has: {", ".join(names)}); name it with --field')
+
+
+def _document_of(row: Any, field: str, chats: bool, place: str) -> str | list[dict[str, str]] | None:
+    """Returns the text or the conversation in a row. Raises InputError with the place of the row if it has none."""
+    if not isinstance(row, dict):
+        raise InputError(f'{place} holds a {type(row).__name__}, not an object with the field "{field}"')
+    columns = _columns_of(row, field, chats, place)
+    document = row[field] if columns == [field] else row.get("messages")
+    if columns == ["prompt", "completion"]:
+        turns = list(zip(("user", "assistant"), (row[name] for name in columns)))
+        plain = all(isinstance(text, str) for _, text in turns)
+        document = [{"role": role, "content": text} for role, text in turns] if plain else row["prompt"] + row["completion"]
+    if columns == [field] and not isinstance(document, str | None):
+        raise InputError(f'{place} has {type(document).__name__} in the field "{field}", not text')
+    texts = [document or ""]
+    if columns != [field]:
+        try:
+            document = [{name: message[name] for name in ("role", "content")} for message in document]
+            texts = [text for message in document for text in message.values()]
+        except (TypeError, KeyError):
+            texts = [None]
+        if not all(isinstance(text, str) for text in texts) or "assistant" not in texts:
+            raise InputError(f"{place} has no conversation with an answer of the assistant in {' and '.join(columns)}")
     try:
-        (text or "").encode()
+        "".join(texts).encode()
     except UnicodeEncodeError as error:  # JSON can contain half a surrogate pair
         raise InputError(f"{place} holds text that is not Unicode") from error
-    return text
+    return document
 
 
 def held_out_whole(documents: int, fraction: float, seed: int = 0) -> list[int]:
@@ -196,12 +245,15 @@ def held_out_whole(documents: int, fraction: float, seed: int = 0) -> list[int]:
     return sorted(random.Random(seed).sample(range(documents), count)) if count >= 10 else []
 
 
-def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list[str], list[str]]:
+def hold_out(documents: list[Any], fraction: float, seed: int = 0) -> tuple[list[Any], list[Any]]:
     """Splits documents into training documents and held-out documents.
 
     Whole documents are held out if there are enough of them for a fair sample, otherwise the end of every document.
     """
-    if held_out := held_out_whole(len(documents), fraction, seed):
+    held_out = held_out_whole(len(documents), fraction, seed)
+    if not isinstance(documents[0], str):  # no conversation is cut
+        held_out = held_out or [len(documents) - 1]
+    if held_out:
         others = set(range(len(documents))) - set(held_out)
         return [documents[index] for index in sorted(others)], [documents[index] for index in held_out]
 

@@ -205,6 +205,24 @@ def continue_text(
     return Generation(output.sequences[0, len(ids) :].tolist(), speed, output[CACHE])
 
 
+def templated(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], ask: bool) -> str:
+    """Returns a conversation as its template writes it, with the beginning of an answer if `ask`. For `template_ids`."""
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    messages = copy.deepcopy(messages)
+    for message, name in itertools.product(messages, special):
+        message["content"] = message["content"].replace(name, name[:1] + CUT + name[1:])
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
+    except Exception as error:  # a template may raise anything
+        raise InputError(f"the chat template refuses this conversation: {first_line(error)}") from error
+
+
+def template_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Returns the ids of a part of a templated conversation, where only the template's special tokens are special."""
+    parts = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(CUT)]
+    return list(itertools.chain.from_iterable(parts))
+
+
 @dataclass
 class Turn:
     """An answer and its costs. `state_bytes` is None if the cache does not report its size."""
@@ -304,28 +322,14 @@ class Conversation:
             return ids_of(text, self.tokenizer) if memory.read != [] else encode_prompt(self.tokenizer, text)
         user = {"role": "user", "content": text}
         if memory.cache is None:
-            return self._tokens(self._templated([*memory.messages, user], True))
+            return template_ids(self.tokenizer, templated(self.tokenizer, [*memory.messages, user], True))
         # A template may add text to a whole conversation, so the last turn is found as the text after a marked answer.
         answer = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"
         past = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
-        _, found, turn = self._templated([*past, user], True).rpartition(answer)
+        _, found, turn = templated(self.tokenizer, [*past, user], True).rpartition(answer)
         if not found:
             raise InputError("the chat template of this model does not repeat answers, so conversations cannot be continued")
-        return self._tokens(turn)
-
-    def _templated(self, messages: list[dict[str, str]], ask: bool) -> str:
-        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
-        messages = copy.deepcopy(messages)
-        for message, name in itertools.product(messages, special):
-            message["content"] = message["content"].replace(name, name[:1] + CUT + name[1:])
-        try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
-        except Exception as error:  # a template may raise anything
-            raise InputError(f"the chat template refuses this conversation: {first_line(error)}") from error
-
-    def _tokens(self, text: str) -> list[int]:
-        parts = [self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(CUT)]
-        return list(itertools.chain.from_iterable(parts))
+        return template_ids(self.tokenizer, turn)
 
     def _go_on(self, memory: Memory) -> None:
         self.forgets |= len(self.before) == REWINDS

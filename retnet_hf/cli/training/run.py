@@ -16,10 +16,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import (
@@ -34,6 +37,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from retnet_hf.conversion.converted_folder import licence_of
 from retnet_hf.conversion.errors import first_line
 from retnet_hf.conversion.replaced_folder import replace as publish
 from retnet_hf.conversion.replaced_folder import write_whole
@@ -44,9 +48,9 @@ from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
 from .. import ranks
 from ..errors import SAVED, InputError, Interrupted
 from ..interrupts import handling, leaving_order
-from ..text.corpus import digest_of, hold_out, load_tokenizer, streams, train_tokenizer
-from ..text.generation import continue_text, sampling
-from .run_folder import RECORD, TrainingFolder, step_of
+from ..text.corpus import CHAT_TEMPLATE, digest_of, document_end, hold_out, load_tokenizer, streams, train_tokenizer
+from ..text.generation import continue_text, encode_prompt, load_model, sampling, template_ids, templated
+from .run_folder import RECORD, TrainingFolder, checkpoints_of, step_of
 
 
 @dataclass(kw_only=True)
@@ -290,6 +294,8 @@ class TrainingRun:
             def end() -> None:
                 self.finish(trainer)
                 publish(self.folder.output, self.folder.partial)
+                for checkpoint in checkpoints_of(self.folder.output):  # a finished run needs none
+                    shutil.rmtree(checkpoint)
 
             ranks.of_first(end)
             self.published(supervisor.agreed_signal())
@@ -375,6 +381,7 @@ def draw_loss_curve(log: list[dict[str, float]], file: Path, unit: str = "nats p
 class Recipe:
     """All options that affect the trained weights, except text and course. A run is resumed only with the same recipe."""
 
+    base: str | None = None  # the model to train further, instead of a new one
     preset: str | None = None
     config: dict[str, Any] | None = None  # fields of RetNetConfig, instead of a preset
     tokenizer: str | None = None  # folder or Hub name; one is trained if absent
@@ -418,10 +425,35 @@ def blocks_of(tokens: np.ndarray, block_size: int) -> Tensor:
     return torch.from_numpy(tokens[: len(tokens) // block_size * block_size]).view(-1, block_size)
 
 
-def collate(blocks: list[Tensor], form: str = "auto") -> dict[str, Any]:
-    """Returns the model's inputs for one batch, with the form of retention."""
-    ids = torch.stack(blocks).long()
-    return {"input_ids": ids, "labels": ids, "retention_form": form, "skip_logits": True}
+def collate(blocks: list[Tensor] | list[tuple[Tensor, Tensor]], form: str = "auto") -> dict[str, Any]:
+    """Returns the model's inputs for one batch: of blocks of equal length, or of pairs of ids and labels of any lengths."""
+    if isinstance(blocks[0], Tensor):
+        ids = labels = torch.stack(blocks).long()
+    else:
+        ids, labels = (
+            pad_sequence(each, batch_first=True, padding_value=fill) for each, fill in zip(zip(*blocks), (0, -100))
+        )
+    return {"input_ids": ids, "labels": labels, "retention_form": form, "skip_logits": True}
+
+
+def chat_example(
+    messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, block_size: int
+) -> tuple[Tensor, Tensor]:
+    """Returns ids (T,) of a conversation as in `retnet-hf chat`, and labels (T,): -100 except for the answers."""
+    ids, labels, written = [], [], ""
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant":
+            asked, answered = (
+                templated(tokenizer, messages[:number], True),
+                templated(tokenizer, messages[: number + 1], False),
+            )
+            if not (asked.startswith(written) and answered.startswith(asked)):
+                raise InputError("the chat template changes earlier turns: give conversations of one turn")
+            for text, is_answer in ((asked[len(written) :], False), (answered[len(asked) :], True)):
+                tokens = template_ids(tokenizer, text)
+                ids, labels = ids + tokens, labels + (tokens if is_answer else [-100] * len(tokens))
+            written = answered
+    return torch.tensor(ids[:block_size]), torch.tensor(labels[:block_size])
 
 
 @dataclass(kw_only=True)
@@ -431,13 +463,23 @@ class TextRun(TrainingRun):
     sources: list[str]
     tokenizer: PreTrainedTokenizerBase
     prompt: str  # beginning of the held-out text, which samples continue
+    prompt_ids: list[int]
+    dtype: torch.dtype  # of the finished weights
+
+    @property
+    def tokens(self) -> str:
+        """Returns the numbers of tokens to train on and held out."""
+        numbers = (
+            sum(len(each[0]) if isinstance(each, tuple) else len(each) for each in data)
+            for data in (self.training, self.evaluation)
+        )
+        return "{:,} to train on, {:,} held out".format(*numbers)
 
     def figure(self, metrics: dict[str, float]) -> str:
         return f"perplexity {perplexity(metrics['eval_loss']):,.2f}"
 
     def overview(self) -> str:
-        training, evaluation = self.training.numel(), self.evaluation.numel()
-        return f"vocabulary {len(self.tokenizer):,}; {training:,} tokens to train on, {evaluation:,} held out"
+        return f"vocabulary {len(self.tokenizer):,}; tokens: {self.tokens}"
 
     def outcome(self) -> str:
         before, after = perplexity(self.losses[0]), perplexity(self.losses[-1])
@@ -450,7 +492,7 @@ class TextRun(TrainingRun):
         written: list[str] = []
         with torch.random.fork_rng():  # training continues with its own random numbers
             torch.manual_seed(self.recipe.seed)
-            continue_text(self.model, self.tokenizer, self.prompt, sampling(max_new_tokens=40), written.append)
+            continue_text(self.model, self.tokenizer, self.prompt_ids, sampling(max_new_tokens=40), written.append)
         return self.prompt, "".join(written)
 
     def trainer(self, **kwargs: Any) -> Trainer:
@@ -464,9 +506,10 @@ class TextRun(TrainingRun):
     def finish(self, trainer: Trainer) -> None:
         recipe, partial = self.recipe, self.folder.partial
         before, after = perplexity(self.losses[0]), perplexity(self.losses[-1])
-        facts = {
+        facts = {} if recipe.base is None else {"trained from": f"`{recipe.base}`"}
+        facts |= {
             "text": ", ".join(f"`{Path(source).name}`" for source in self.sources),
-            "tokens": f"{self.training.numel():,} to train on, {self.evaluation.numel():,} held out",
+            "tokens": self.tokens,
             "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} × {recipe.block_size} tokens",
             "perplexity on the held-out text": f"**{after:.2f}** per token ({before:.2f} before training)",
             "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
@@ -474,34 +517,68 @@ class TextRun(TrainingRun):
         curve, name = "loss_curve.png", self.folder.output.name
         training = f"\n## Training\n\nTrained with `retnet-hf {self.folder.command}`.\n\n![loss]({curve})\n"
         self.model.config.use_cache = True  # Trainer turns it off
-        self.model.save_pretrained(partial)
+        self.model.to(self.dtype).save_pretrained(partial)
         self.tokenizer.save_pretrained(partial)
         draw_loss_curve(self.log, partial / curve)
-        model_card(self.model, name, facts, self.prompt, training).save(partial / "README.md")
+        card = model_card(self.model, name, facts, self.prompt, training)
+        for key, value in ({} if recipe.base is None else source_metadata(recipe.base)).items():
+            card.data[key] = value
+        card.save(partial / "README.md")
 
 
-def prepare(sources: list[str], documents: list[str], folder: TrainingFolder, recipe: Recipe, course: Course) -> TextRun:
+def source_metadata(name: str) -> dict[str, Any]:
+    """Returns metadata for the card of a model made from another: its repository, and its licence if known."""
+    if Path(name).is_dir():
+        return licence_of(Path(name)) or {}
+    try:
+        licence = licence_of(Path(hf_hub_download(name, "README.md")).parent)
+    except (OSError, HfHubHTTPError):  # no card or no network
+        licence = None
+    return {"base_model": name, **(licence or {})}
+
+
+def prepare(sources: list[str], documents: list[Any], folder: TrainingFolder, recipe: Recipe, course: Course) -> TextRun:
     """Returns a run that is ready for its first step. `sources`: names for the model card. Raises InputError."""
     start = Start(folder, recipe, course, digest_of(documents), data="the text is")
-    training_text, evaluation_text = hold_out(documents, recipe.eval_fraction, recipe.seed)
-    if start.checkpoint is not None:
-        tokenizer = load_tokenizer(str(start.checkpoint))
-    elif recipe.tokenizer is not None:
-        tokenizer = load_tokenizer(recipe.tokenizer)
+    is_chat = not isinstance(documents[0], str)
+    parts = hold_out(documents, recipe.eval_fraction, recipe.seed)
+    if start.checkpoint is not None or recipe.base is not None or recipe.tokenizer is not None:
+        tokenizer = load_tokenizer(str(start.checkpoint or recipe.base or recipe.tokenizer))
     else:
-        tokenizer = ranks.of_first(lambda: train_tokenizer(training_text, recipe.vocab_size))
-    config = recipe.model_config(tokenizer)
-    encoded = streams((training_text, evaluation_text), tokenizer, recipe.block_size, "--block-size")
-    training, evaluation = (blocks_of(stream, recipe.block_size) for stream in encoded)
-    opening = " ".join(next((text.strip() for text in evaluation_text if text.strip()), "")[:48].split())
-    prompt = opening.rpartition(" ")[0] or opening
+        texts = [message["content"] for chat in parts[0] for message in chat] if is_chat else parts[0]
+        tokenizer = ranks.of_first(lambda: train_tokenizer(texts, recipe.vocab_size))
     torch.manual_seed(recipe.seed)
+    if recipe.base is None:
+        model, end = RetNetForCausalLM(recipe.model_config(tokenizer)), None
+    else:
+        model, end = load_model(recipe.base)[0], document_end(tokenizer)
+        if not isinstance(model, RetNetForCausalLM):
+            raise InputError(f"--from takes a RetNet, and {recipe.base} is a model of type {model.config.model_type}")
+    if is_chat:
+        tokenizer.chat_template = tokenizer.chat_template or CHAT_TEMPLATE
+        training, evaluation = ([chat_example(chat, tokenizer, recipe.block_size) for chat in part] for part in parts)
+        training, evaluation = ([each for each in part if each[1].ge(0).any()] for part in (training, evaluation))
+        if not training or not evaluation:
+            raise InputError("no conversation has an answer within --block-size: give more of them, or a larger number")
+        prompt = templated(tokenizer, parts[1][0][:1], True)
+        prompt_ids = template_ids(tokenizer, prompt)
+    else:
+        encoded = streams(parts, tokenizer, recipe.block_size, "--block-size", end)
+        training, evaluation = (blocks_of(stream, recipe.block_size) for stream in encoded)
+        opening = " ".join(next((text.strip() for text in parts[1] if text.strip()), "")[:48].split())
+        prompt = opening.rpartition(" ")[0] or opening
+        prompt_ids = encode_prompt(tokenizer, prompt)
+    largest = max(int(each.max()) for each in (training if isinstance(training, Tensor) else [ids for ids, _ in training]))
+    if largest >= model.config.vocab_size:
+        raise InputError(f"the tokenizer has a token {largest}, and the model knows {model.config.vocab_size} tokens")
     return TextRun(
         start=start,
-        model=RetNetForCausalLM(config),
+        model=model.float(),
         training=training,
         evaluation=evaluation,
         sources=sources,
         tokenizer=tokenizer,
         prompt=prompt,
+        prompt_ids=prompt_ids,
+        dtype=model.config.dtype or torch.float32,
     )

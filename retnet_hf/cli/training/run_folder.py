@@ -48,16 +48,6 @@ class TrainingFolder:
         self.partial = self.output.with_name(self.output.name + ".partial")
         self.own = self.output, self.partial
 
-    @property
-    def latest(self) -> Path:
-        """Returns the folder of an unfinished run if there is one, otherwise of the finished run."""
-        return self.partial if self.partial.exists() else self.output
-
-    @property
-    def occupied(self) -> bool:
-        """Returns whether the output folder contains anything."""
-        return self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir()))
-
     @contextmanager
     def claim(
         self, resume: bool, overwrite: bool, sources: Iterable[Path | str | None], resumable: bool = True
@@ -78,19 +68,17 @@ class TrainingFolder:
                 raise InputError("--resume and --overwrite exclude each other")
             if self.partial.exists() and any(self.partial.iterdir()) and not (self.partial / RECORD).exists():
                 raise InputError(f"{self.partial} is needed for the unfinished model, but contains something else")
-            if resume:
-                if not self.occupied and not self.partial.exists():
-                    raise InputError(f"there is nothing to resume in {self.output}")
-                if (self.latest / RECORD).exists():
-                    self.read_record(self.latest)
-            else:
-                can_resume = False
+            if resume and not self.partial.exists():
+                raise InputError(f"there is nothing to resume in {self.output}: its run is finished, or was never begun")
+            if resume and (self.partial / RECORD).exists():
+                self.read_record()
+            if not resume:
+                claim(self.output, overwrite)
+            if not resume and self.partial.exists() and not overwrite:
+                other = ""
                 with suppress(InputError):
-                    can_resume = resumable and bool(self.read_record(self.latest))
-                claim(self.output, overwrite, other="--resume continues the run in it, " if can_resume else "")
-                if self.partial.exists() and not overwrite:
-                    other = "--resume continues it, " if can_resume else ""
-                    raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
+                    other = "--resume continues it, " if resumable and self.read_record() else ""
+                raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
             for folder in self.own if resume or overwrite else ():
                 require_replaceable(folder)
             yield
@@ -100,31 +88,30 @@ class TrainingFolder:
 
         Raises InputError if no checkpoint or record can be read, or if the record belongs to another command.
         """
-        folder, reason = self.latest, None
-        if folder == self.partial and not (folder / RECORD).exists():
+        if not (self.partial / RECORD).exists():
             return None, {}
-        record = self.read_record(folder)
-        for checkpoint in sorted(checkpoints_of(folder), key=step_of, reverse=True):
+        record, reason = self.read_record(), None
+        for checkpoint in sorted(checkpoints_of(self.partial), key=step_of, reverse=True):
             try:
                 _check(checkpoint)
                 return checkpoint, record
             except Exception as error:  # readers of four formats raise different errors for damaged files
                 reason = first_line(error)
         if reason is not None:
-            raise InputError(f"no checkpoint in {folder} can be read: {reason}")
-        if folder == self.output:
-            raise InputError(f"there is no checkpoint to resume from in {folder}")
+            raise InputError(f"no checkpoint in {self.partial} can be read: {reason}")
         return None, record
 
-    def read_record(self, folder: Path) -> dict[str, Any]:
+    def read_record(self) -> dict[str, Any]:
         """Returns the record that `begin` wrote. Raises InputError if it cannot be read or belongs to another command."""
         try:
-            record = dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
+            record = dict(json.loads((self.partial / RECORD).read_text(encoding="utf-8")))
             command, *_ = record["command"], record["steps"], dict(record["recipe"])
         except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-            raise InputError(f"{folder / RECORD} cannot be read: {first_line(error)}") from error
+            raise InputError(f"{self.partial / RECORD} cannot be read: {first_line(error)}") from error
         if command != self.command:
-            raise InputError(f"{folder} holds a run of retnet-hf {command}, which retnet-hf {self.command} cannot resume")
+            raise InputError(
+                f"{self.partial} holds a run of retnet-hf {command}, which retnet-hf {self.command} cannot resume"
+            )
         return record
 
     def discard(self) -> None:
