@@ -22,6 +22,7 @@ from . import ranks
 from .commands.chat import chat
 from .commands.convert import convert, inspect
 from .commands.demo import demo
+from .commands.evaluate import evaluate
 from .commands.export import export
 from .commands.generate import generate
 from .commands.linearize import linearize
@@ -56,7 +57,7 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
         raise typer.Exit
 
 
-for command in (train, generate, chat, demo, linearize, convert, export, inspect):
+for command in (demo, train, generate, chat, evaluate, linearize, convert, export, inspect):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True})(serve)
 

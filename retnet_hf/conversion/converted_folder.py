@@ -2,12 +2,13 @@
 """A converted checkpoint as a complete Hugging Face folder: weights, configurations, tokenizer, model card."""
 
 import itertools
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, save_torch_state_dict
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -25,11 +26,6 @@ from .moves import Conversion, Move
 from .replaced_folder import TOKENIZER, claim, replace
 
 
-_ORIGIN = """
-## Origin
-
-Converted from `{source}` ({description}) with retnet-hf {version}. Licence of the source: {licence}.
-"""
 IMAGE_PROCESSORS = {"vir": ViRImageProcessor, "rmt": RMTImageProcessor, "metaformer": MetaFormerImageProcessor}
 
 
@@ -71,32 +67,65 @@ def write_folder(
                 break
         model.save_pretrained(partial, max_shard_size=min(5 * 10**9, max(file.stat().st_size for file in checkpoint.files)))
         shutil.rmtree(computed, ignore_errors=True)
-        for name in TOKENIZER:
-            if (checkpoint.folder / name).is_file():
-                shutil.copyfile(checkpoint.folder / name, partial / name)
+        _copy_tokenizer(checkpoint.folder, partial)
         if model.config.model_type in IMAGE_PROCESSORS:
             options = getattr(FORMATS[plan.format], "image_processor_options", lambda config: {})(model.config)
             size = getattr(model.config, "image_size", None) or 224
             height, width = (size, size) if isinstance(size, int) else size
             processor = IMAGE_PROCESSORS[model.config.model_type](size={"height": height, "width": width}, **options)
             processor.save_pretrained(partial)
-        card = model_card(model, output.name)
-        fields = {"license": licence} if licence else licence_of(checkpoint.folder) or {}
-        for field, value in fields.items():
-            card.data[field] = value
-        stated = fields.get("license_name") or fields.get("license") or "not stated"
-        stated = ", ".join(map(str, stated)) if isinstance(stated, list) else stated
-        card.text += _ORIGIN.format(
-            source=source or checkpoint.path.name,
-            description=FORMATS[plan.format].DESCRIPTION,
-            version=__version__,
-            licence=stated,
-        )
-        card.save(partial / "README.md")
+        origin = f"Converted from `{source or checkpoint.path.name}` ({FORMATS[plan.format].DESCRIPTION})"
+        _write_card(model, checkpoint.folder, partial, output.name, licence, origin)
         replace(output, partial)
         return model
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_foreign_folder(
+    model: PreTrainedModel, source: Path, target: str, output: Path, licence: str | None = None, overwrite: bool = False
+) -> None:
+    """Writes a model and its tokenizer as a folder in another format. If anything fails, `output` is unchanged.
+
+    Raises:
+        CheckpointError: if nothing is written in the format, the format cannot express the model, or `output` must stay.
+    """
+    writers = {name: getattr(form, f"to_{name}") for name, form in FORMATS.items() if hasattr(form, f"to_{name}")}
+    if target not in writers:
+        raise CheckpointError(f"a model can be written in the formats {', '.join(writers)}, not in {target}")
+    partial = claim(output, overwrite, [source])
+    output = output.expanduser().resolve()
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        state_dict, config = writers[target](model)
+        partial.mkdir(parents=True)
+        save_torch_state_dict(state_dict, partial)
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        model.generation_config.save_pretrained(partial)
+        _copy_tokenizer(source, partial)
+        origin = f"Converted from `{source.name}` to the format {target} ({FORMATS[target].DESCRIPTION})"
+        _write_card(model, source, partial, output.name, licence, origin)
+        replace(output, partial)
+    except ValueError as error:
+        raise CheckpointError(first_line(error)) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _copy_tokenizer(source: Path, partial: Path) -> None:
+    for name in TOKENIZER:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, partial / name)
+
+
+def _write_card(model: PreTrainedModel, source: Path, partial: Path, name: str, licence: str | None, origin: str) -> None:
+    card, fields = model_card(model, name), {"license": licence} if licence else licence_of(source) or {}
+    for field, value in fields.items():
+        card.data[field] = value
+    stated = fields.get("license_name") or fields.get("license") or "not stated"
+    stated = ", ".join(map(str, stated)) if isinstance(stated, list) else stated
+    card.text += f"\n## Origin\n\n{origin} with retnet-hf {__version__}. Licence of the source: {stated}.\n"
+    card.save(partial / "README.md")
 
 
 def _generation_config(folder: Path, name: str) -> GenerationConfig:

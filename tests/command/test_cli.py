@@ -6,6 +6,7 @@ import errno
 import io
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ from command_answers import (
     tree,
     weights,
 )
+from huggingface_hub import ModelCard
 from rich.console import Console
 from small_models import small_llama, small_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerControl, TrainerState, get_scheduler, pipeline
@@ -38,6 +40,7 @@ from retnet_hf.cli.commands.generate import invite
 from retnet_hf.cli.errors import InputError
 from retnet_hf.cli.main import main
 from retnet_hf.cli.text.corpus import SAMPLE_TEXT, hold_out, read_documents, text_files
+from retnet_hf.cli.training import run
 from retnet_hf.cli.training.run import Course, Supervisor
 from retnet_hf.cli.training.run_folder import TrainingFolder
 
@@ -70,8 +73,16 @@ def trained(tmp_path_factory, heard_again) -> Path:
     folder = furnish(tmp_path_factory.mktemp("trained"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        publish = run.publish
+        patch.setattr(run, "publish", lambda *folders: (shutil.copytree("model.partial", "unfinished"), publish(*folders)))
         assert main([str(argument) for argument in [*TRAIN, "--output", "model"]]) == 0
     return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def unfinished(trained) -> Path:
+    """The partial folder of TRAIN after its last step."""
+    return trained.with_name("unfinished")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
@@ -85,7 +96,7 @@ def test_help_names_the_commands_and_help_of_each_has_examples(retnet_hf, argume
 
 
 def test_train_ends_in_a_folder_with_everything(trained, monkeypatch):
-    files = "README.md checkpoint-12 config.json generation_config.json loss_curve.png model.safetensors tokenizer.json"
+    files = "README.md config.json generation_config.json loss_curve.png model.safetensors tokenizer.json"
     files += " tokenizer_config.json training_run.json"
     assert sorted(path.name for path in trained.iterdir()) == files.split()
     assert (trained / "loss_curve.png").read_bytes().startswith(b"\x89PNG")
@@ -160,28 +171,97 @@ def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, trai
         patch.setattr(torch, "set_num_threads", threads.append)
         answer = done(retnet_hf(*options, "--output", "model", "--resume"))
     assert threads == [1]
-    history = json.loads(Path("model/checkpoint-12/trainer_state.json").read_text(encoding="utf-8"))["log_history"]
-    assert [entry["step"] for entry in history if "eval_loss" in entry] == [0, 4, 8, 12]
+    assert re.findall(r"step +(\d+) of 12", answer.out) == (["8", "12"] if checkpoint == 7 else ["8", "12"])
     assert f"continuing after step {checkpoint}\n" in answer.out
     assert_same_weights(Path("model"), trained)
     assert not Path("model.partial").exists()
 
 
-def test_a_crash_before_the_end_of_publishing_is_made_good_by_resuming(retnet_hf, workplace, trained):
-    shutil.copytree(trained, "model.partial")
+def test_a_crash_before_the_end_of_publishing_is_made_good_by_resuming(retnet_hf, workplace, trained, unfinished):
+    shutil.copytree(unfinished, "model.partial")
     Path("model.partial/model.safetensors").write_bytes(b"half a model")
     done(retnet_hf(*TRAIN, "--output", "model", "--resume"))
     assert_same_weights(Path("model"), trained)
 
 
-def test_a_finished_run_can_be_trained_further(retnet_hf, workplace, trained):
-    shutil.copytree(trained, "model")
-    answer = done(retnet_hf(*TRAIN, "--output", "model", "--resume"))
-    assert "already" in answer.out
-    assert tree(Path("model")) == tree(trained)
-    done(retnet_hf(*TRAIN, "--output", "model", "--resume", "--steps", 14))
-    assert Path("model/checkpoint-14").exists()
-    assert not torch.equal(weights(Path("model"))["lm_head.weight"], weights(trained)["lm_head.weight"])
+def test_a_finished_run_is_not_resumed_but_its_model_trained_further(retnet_hf, workplace, trained):
+    refused(retnet_hf(*TRAIN, "--output", trained, "--resume"), "nothing to resume", "its run is finished")
+    Path("more.csv").write_text("body,other\n" + "".join(f'"{line}",1\n' for line in TEXT.split("\n") if '"' not in line))
+    command = [
+        "train",
+        "more.csv",
+        "--field",
+        "body",
+        "--from",
+        trained,
+        "--block-size",
+        64,
+        "--threads",
+        1,
+        "--output",
+        "further",
+    ]
+    answer = done(retnet_hf(*command, "--steps", 4))
+    assert answer.out.startswith("read 1 file (.csv)\n")
+    before = float(re.search(r"([\d.]+) before training", answer.out)[1])
+    assert before < 150  # it is no new model, whose perplexity is the size of the vocabulary
+    assert "other" not in Path("further/README.md").read_text()
+    card = ModelCard.load("further/README.md")
+    assert f"| trained from | `{trained}` |" in card.text
+    assert AutoTokenizer.from_pretrained("further").get_vocab() == AutoTokenizer.from_pretrained(trained).get_vocab()
+    assert not torch.equal(weights(Path("further"))["lm_head.weight"], weights(trained)["lm_head.weight"])
+    done(retnet_hf("train", "more.csv", "--field", "body", "--from", trained, "--lr", 0, "--steps", 1, "--output", "same"))
+    assert_same_weights(Path("same"), trained)
+    refused(retnet_hf(*command, "--preset", "tiny", "--overwrite"), "--from, --preset and --config exclude each other")
+    small_llama().save_pretrained("llama")
+    AutoTokenizer.from_pretrained(trained).save_pretrained("llama")
+    refused(retnet_hf(*command, "--from", "llama", "--overwrite"), "--from takes a RetNet", "llama")
+
+
+TURNS = [{"role": "user", "content": "Who <|endoftext|> began?"}, {"role": "assistant", "content": "God."}]
+
+
+@pytest.mark.parametrize("rows", ["messages", "prompt and completion"])
+def test_conversations_are_trained_on_their_answers_and_become_a_chat_model(retnet_hf, workplace, trained, rows):
+    row = (
+        {"messages": TURNS * 2} if rows == "messages" else dict(zip(("prompt", "completion"), (t["content"] for t in TURNS)))
+    )
+    Path("chats.jsonl").write_text(json.dumps(row) + "\n" + "\n".join([json.dumps(row)] * 19), encoding="utf-8")
+    command = ["train", "chats.jsonl", "--from", trained, "--steps", 24, "--lr", 0.03, "--threads", 1, "--output", "chat"]
+    answer = done(retnet_hf(*command))
+    assert "turns are written as User: … and Assistant: …" in answer.out
+    assert "try it: retnet-hf chat chat" in answer.out.replace(sys.argv[0], "retnet-hf")
+    tokenizer, model = AutoTokenizer.from_pretrained("chat"), AutoModelForCausalLM.from_pretrained("chat")
+    turns = row.get("messages", TURNS)
+    ids, labels = run.chat_example(turns, tokenizer, 1000)
+    text = "\n".join(f"{turn['role'].capitalize()}: {turn['content']}" for turn in turns)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert ids.eq(tokenizer.eos_token_id).sum() == len(turns) // 2  # after the answers alone
+    assert tokenizer.decode(labels[labels >= 0]) == " God.<|endoftext|>" * (len(turns) // 2)
+    written = model.generate(ids[None, : int(labels.ge(0).nonzero()[0])], max_new_tokens=20, do_sample=False)
+    assert tokenizer.decode(written[0], skip_special_tokens=True).startswith(text.split("\nUser")[0])
+    unanswered = {"messages": [TURNS[0]]}
+    for bad, words in ((unanswered, "no conversation with an answer"), ({"text": "a"}, "conversations and other texts")):
+        Path("chats.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(bad)}\n", encoding="utf-8")
+        refused(retnet_hf(*command, "--overwrite"), words)
+
+
+def test_evaluate_compares_models_on_a_text(retnet_hf, workplace, trained):
+    Path("new.txt").write_text(TEXT[:3000], encoding="utf-8")
+    small_llama().save_pretrained("llama")
+    AutoTokenizer.from_pretrained(trained).save_pretrained("llama")
+    answer = done(retnet_hf("evaluate", trained, "new.txt", "--json", "--threads", 1))
+    figures = json.loads(answer.out)
+    tokenizer, model = AutoTokenizer.from_pretrained(trained), AutoModelForCausalLM.from_pretrained(trained)
+    ids = torch.tensor([[tokenizer.eos_token_id, *tokenizer(TEXT[:3000])["input_ids"]]])
+    with torch.no_grad():
+        loss = model(ids, labels=ids).loss.item()
+    assert figures["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
+    bits = loss * (ids.shape[1] - 1) / len(TEXT[:3000].encode()) / math.log(2)
+    assert figures["bits_per_byte"] == pytest.approx(bits, rel=1e-4)
+    answer = done(retnet_hf("evaluate", trained, "new.txt", "--compare", trained))
+    assert answer.out.count(f"{figures['perplexity']:.2f}") == 2
+    refused(retnet_hf("evaluate", "llama", "new.txt"), "llama holds no causal RetNet")
 
 
 RECORD = "training_run.json"
@@ -198,9 +278,9 @@ NOT_RESUMED = {  # what there is, more options, and what is said
 
 
 @pytest.mark.parametrize("case", NOT_RESUMED)
-def test_a_run_is_resumed_with_what_it_began_with_alone(retnet_hf, workplace, trained, case):
+def test_a_run_is_resumed_with_what_it_began_with_alone(retnet_hf, workplace, unfinished, case):
     change, options, words = NOT_RESUMED[case]
-    shutil.copytree(trained, "model.partial")
+    shutil.copytree(unfinished, "model.partial")
     refused(retnet_hf(*TRAIN, "--output", "model"), "interrupted run", "--overwrite")  # nor thrown away unasked
     if change is not None:
         change()
@@ -211,8 +291,8 @@ NEEDED = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", 
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_a_damaged_checkpoint_is_passed_over_and_without_another_one_refused(retnet_hf, workplace, trained, name):
-    shutil.copytree(trained, "model.partial")
+def test_a_damaged_checkpoint_is_passed_over_and_without_another_one_refused(retnet_hf, workplace, unfinished, name):
+    shutil.copytree(unfinished, "model.partial")
     file, folder = Path("model.partial/checkpoint-12", name), TrainingFolder(Path("model"), "train")
     torch.save({}, "of something else")
     contents = [b"", b"{}", file.read_bytes()[: file.stat().st_size // 2], Path("of something else").read_bytes()]
@@ -223,22 +303,22 @@ def test_a_damaged_checkpoint_is_passed_over_and_without_another_one_refused(ret
     before = tree(workplace)
     refused(retnet_hf(*TRAIN, "--output", "model", "--resume"), "no checkpoint", "can be read")
     assert tree(workplace) == before
-    state = Path(shutil.copytree(trained / "checkpoint-12", "model.partial/checkpoint-8"), "trainer_state.json")
+    state = Path(shutil.copytree(unfinished / "checkpoint-12", "model.partial/checkpoint-8"), "trainer_state.json")
     state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": 8}))
     assert folder.to_resume()[0].name == "checkpoint-8"
 
 
 @pytest.mark.parametrize("name", ["checkpoint-12-backup", "checkpoint-", "old-checkpoint-12"])
-def test_a_copy_of_a_checkpoint_is_neither_resumed_from_nor_deleted(retnet_hf, workplace, trained, name):
-    shutil.copytree(trained, "model.partial")
-    shutil.copytree(trained / "checkpoint-12", Path("model.partial", name))
+def test_a_copy_of_a_checkpoint_is_neither_resumed_from_nor_deleted(retnet_hf, workplace, unfinished, name):
+    shutil.copytree(unfinished, "model.partial")
+    shutil.copytree(unfinished / "checkpoint-12", Path("model.partial", name))
     refused(retnet_hf(*TRAIN, "--output", "model", "--resume"), f"model.partial/{name} is not part of a model")
     assert TrainingFolder(Path("model"), "train").to_resume()[0].name == "checkpoint-12"
 
 
 def test_an_earlier_result_is_replaced_only_when_asked_and_only_when_finished(retnet_hf, workplace, trained):
     shutil.copytree(trained, "model")
-    refused(retnet_hf(*TRAIN, "--output", "model"), "not empty", "--resume", "--overwrite")
+    refused(retnet_hf(*TRAIN, "--output", "model"), "not empty", "--overwrite")
     for ctrl_c in (press_ctrl_c, press_ctrl_c_twice):
         with pytest.MonkeyPatch.context() as patch:
             at_step(patch, 6, ctrl_c)
@@ -318,6 +398,8 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["train", "book.txt", "--tokenizer", "hollow"], ["no tokenizer", "hollow"]),
         (["train", "book.txt", "--output", "book.txt", "--overwrite"], ["is a file"]),
         (["train", "book.txt", "--resume", "--overwrite", "--output", "config.json"], ["exclude"]),
+        (["train", "table.csv"], ["table.csv", '"text"', "title", "--field"]),
+        (["train", "numbers.csv", "--field", "n"], ["numbers.csv", "int", "not text"]),
         (["train", "book.txt", "--batch-size", "many"], ["--batch-size", "integer"]),
         (["train", "book.txt", "--form", "round"], ["--form", "'round' is not one of 'auto', 'parallel', 'chunkwise'"]),
         (["train", "book.txt", "--bogus"], ["--bogus"]),
@@ -335,7 +417,11 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
     ids=lambda value: " ".join(value),
 )
 def test_bad_input_gets_one_line(retnet_hf, workplace, arguments, words, monkeypatch):
+    load = datasets.load_dataset
+
     def load_dataset(name, *args, **kwargs):
+        if name == "csv":
+            return load(name, *args, **kwargs)
         raise ConnectionError(f"Couldn't reach '{name}' on the Hub\nand much more")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -347,6 +433,8 @@ def test_bad_input_gets_one_line(retnet_hf, workplace, arguments, words, monkeyp
         "bad.jsonl": b'{"text": "fine"}\n{"text": ',
         "good.jsonl": b'{"text": "fine", "title": "x"}\n',
         "list.jsonl": b'["fine"]\n',
+        "table.csv": b"title,body\na,b\n",
+        "numbers.csv": b"n\n1\n",
         "half.jsonl": b'{"text": "\\ud800"}\n',
         "bad.json": b"{ hidden_size",
         "list.json": b"[1, 2]",
@@ -579,7 +667,7 @@ def test_an_interrupted_demo_leaves_nothing(retnet_hf, workplace, monkeypatch):
     assert {path.name for path in workplace.iterdir()} == {"book.txt", "config.json"}
 
 
-def test_a_demo_that_cannot_begin_leaves_an_interrupted_run_alone(retnet_hf, workplace, trained):
-    shutil.copytree(trained, "model.partial")
+def test_a_demo_that_cannot_begin_leaves_an_interrupted_run_alone(retnet_hf, workplace, unfinished):
+    shutil.copytree(unfinished, "model.partial")
     refused(retnet_hf("demo", "--text", "missing.txt", "--output", "model", "--overwrite"), "missing.txt")
-    assert tree(Path("model.partial")) == tree(trained)
+    assert tree(Path("model.partial")) == tree(unfinished)

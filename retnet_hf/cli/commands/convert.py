@@ -12,7 +12,7 @@ from retnet_hf.conversion.replaced_folder import claim, locked
 
 from ..errors import require_one_of
 from ..interrupts import leaving_order, litter
-from ..named_inputs import require_checkpoint
+from ..named_inputs import load, require_checkpoint
 from ..options import Overwrite, argument, loading
 
 
@@ -24,6 +24,7 @@ def convert(
     source: Source,
     output: Annotated[Path, argument(metavar="OUTPUT", help="Folder of the converted model.")],
     format_name: Annotated[str | None, typer.Option("--from", metavar="FORMAT", help="Absent: detected from names.")] = None,
+    to: Annotated[str | None, typer.Option(metavar="FORMAT", help="Write a RetNet in this format instead.")] = None,
     licence: Annotated[str | None, typer.Option("--license", help="Licence, if the source does not state it.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -31,13 +32,15 @@ def convert(
 
     Formats: fla, torchscale, syncdoth; hypenet, minicpm_sala, transnormer, minimax, ring, ring_lite, ling; vir_official,
     vir_pulfer, rmt, poolformer. Folders of fla, syncdoth, and the second seven need
-    no conversion: from_pretrained reads them directly.
+    no conversion: from_pretrained reads them directly. --to writes the formats of the first two groups.
 
     [bold]Examples[/bold]
 
     retnet-hf convert checkpoint_last.pt my-retnet --from torchscale
 
     retnet-hf convert fla-hub/retnet-1.3B-100B retnet-1.3B
+
+    retnet-hf convert my-model my-fla-model --to fla
     """
     console = Console(highlight=False, markup=False)
     require_checkpoint(source)
@@ -47,10 +50,20 @@ def convert(
         from rich.progress import track
 
         from retnet_hf.conversion.checkpoint import Checkpoint
-        from retnet_hf.conversion.converted_folder import how_to_load, write_folder
+        from retnet_hf.conversion.converted_folder import how_to_load, write_folder, write_foreign_folder
         from retnet_hf.conversion.formats import FORMATS, plan_of
 
+        from ..text.generation import REPORTED, whole
+
     require_one_of("--from", format_name, FORMATS)
+    if to is not None:
+        from transformers import AutoModelForCausalLM
+
+        folder = locate(source)
+        model = whole(*load(AutoModelForCausalLM, str(folder), dtype="auto", **REPORTED), source)
+        write_foreign_folder(model, folder, to, output, licence, overwrite)
+        console.print(f"{model.num_parameters():,} parameters, in the format {to}, saved: {output}", soft_wrap=True)
+        return
     checkpoint = Checkpoint(path := locate(source))
     plan = plan_of(checkpoint, format_name)
     bar = Console(stderr=True)

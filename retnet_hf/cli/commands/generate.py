@@ -86,10 +86,11 @@ def read_prompt(argument: str | None) -> str:
         raise InputError(f"{place} is not UTF-8 text (byte 0x{data[error.start]:02x} at {error.start})") from error
 
 
-def invite(model: Path, prompt: str, console: Console) -> None:
-    """Prints the next command to try."""
+def invite(model: Path, prompt: str | None, console: Console) -> None:
+    """Prints the next command to try: a conversation without a prompt."""
     typed = sys.argv[0] if Path(sys.argv[0]).name == "retnet-hf" and shutil.which("retnet-hf") is None else "retnet-hf"
-    console.print("try it:", shlex.join([typed, "generate", str(model), prompt]), markup=False, soft_wrap=True)
+    command = [typed, "chat", str(model)] if prompt is None else [typed, "generate", str(model), prompt]
+    console.print("try it:", shlex.join(command), markup=False, soft_wrap=True)
 
 
 def emit(text: str) -> None:

@@ -82,7 +82,7 @@ def train(
     console = Console(highlight=False, quiet=not ranks.FIRST)
     ranks.share_of(batch_size)
     with loading(console, threads):
-        from ..text.corpus import read_documents, text_files
+        from ..text.corpus import CHAT_TEMPLATE, read_documents, text_files
         from ..training.run import Course, Recipe, prepare, read_config
 
     ranks.join()
@@ -94,6 +94,8 @@ def train(
         documents = read_documents(texts, field, split, subset, folder.own)
         run = prepare(texts, documents, folder, recipe, options.chosen(Course, context))
     console.print(text_files(texts, folder.own)[1], markup=False, soft_wrap=True)
+    if run.tokenizer.chat_template == CHAT_TEMPLATE:
+        console.print("the tokenizer has no chat template: turns are written as User: … and Assistant: …", soft_wrap=True)
     run.train(console)
     console.print(f"saved: {folder.output}", markup=False, soft_wrap=True)
-    invite(output, run.prompt, console)
+    invite(output, None if isinstance(run.training, list) else run.prompt, console)
