@@ -16,95 +16,71 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from transformers.modeling_utils import LoadStateDictConfig
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
-from retnet_hf.conversion import dialect_loading
 from retnet_hf.hub.loading import names_in, tensor_parallel_share
 from retnet_hf.vllm.weights import canonical_weights
 
 
-CASES = at_hand(
-    [
-        "fla/hub_options",
-        "fla/gqa_noaffine",
-        "fla/unfused_nogate_relu",
-        "fla_2025_02/fused_gate_proj",
-        "syncdoth/published_options",
-        "syncdoth/lm_decay_tied",
-    ]
-)
+CASES = [f"fla/{case}" for case in ("hub_options", "gqa_noaffine", "unfused_nogate_relu")]
+CASES = at_hand([*CASES, "fla_2025_02/fused_gate_proj", "syncdoth/published_options", "syncdoth/lm_decay_tied"])
+
+
+def same_tensors(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
+        assert torch.equal(value, expected[name]), name
 
 
 @pytest.mark.parametrize("layout", ["safetensors", "sharded", "bin"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_no_warning(case, layout, tmp_path, caplog):
+def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_no_warning(
+    case, layout, tmp_path, caplog, monkeypatch
+):
+    """Its configuration is read and saved as ours."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     data = golden(case)
-    write_folder(tmp_path, data.state_dict, data.config, layout)
-    transformers_logger = logging.getLogger("transformers")
-    transformers_logger.addHandler(caplog.handler)
-    try:
-        model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    finally:
-        transformers_logger.removeHandler(caplog.handler)
+    folder = write_folder(tmp_path, data.state_dict, data.config, layout)
+    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING], caplog.text
     with torch.no_grad():
         logits = model(data.tensors["input_ids"]).logits
     torch.testing.assert_close(logits, data.tensors["logits"], atol=2e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_configuration_of_a_published_folder_is_read_and_saved_as_ours(case, tmp_path):
-    write_folder(tmp_path, {"a": torch.ones(1)}, golden(case).config)
-    config = AutoConfig.from_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(folder)
     assert type(config) is RetNetConfig
-    config.save_pretrained(tmp_path / "again")
-    assert AutoConfig.from_pretrained(tmp_path / "again").to_diff_dict() == config.to_diff_dict()
+    config.save_pretrained(folder / "again")
+    assert AutoConfig.from_pretrained(folder / "again").to_diff_dict() == config.to_diff_dict()
 
 
 @pytest.mark.parametrize("dialect", FOREIGN)
 def test_what_was_read_is_saved_under_our_names_bit_for_bit(dialect, tmp_path):
+    """The base model reads the published folder, too."""
     model, state_dict, config = foreign(dialect)
-    loaded = AutoModelForCausalLM.from_pretrained(write_folder(tmp_path, state_dict, config))
-    loaded.save_pretrained(tmp_path / "saved")
-    saved = load_file(tmp_path / "saved" / "model.safetensors")
-    expected = model.state_dict()
-    assert set(saved) == set(expected)
-    for name, value in saved.items():
-        assert torch.equal(value, expected[name]), name
-    again = RetNetForCausalLM.from_pretrained(tmp_path / "saved")
-    assert torch.equal(again(torch.arange(9)[None]).logits, loaded(torch.arange(9)[None]).logits)
-
-
-@pytest.mark.parametrize("dialect", FOREIGN)
-def test_the_base_model_reads_the_published_folder_too(dialect, tmp_path):
-    model, state_dict, config = foreign(dialect)
-    base = AutoModel.from_pretrained(write_folder(tmp_path, state_dict, config))
-    for name, value in base.state_dict().items():
-        assert torch.equal(value, model.state_dict()[f"model.{name}"]), name
+    folder = write_folder(tmp_path, state_dict, config)
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "saved")
+    same_tensors(load_file(tmp_path / "saved" / "model.safetensors"), model.state_dict())
+    same_tensors(RetNetForCausalLM.from_pretrained(tmp_path / "saved").state_dict(), model.state_dict())
+    same_tensors(AutoModel.from_pretrained(folder).state_dict(), model.model.state_dict())
 
 
 @pytest.mark.parametrize("dialect", FOREIGN)
 def test_half_precision_and_device_maps(dialect, tmp_path):
     model, state_dict, config = foreign(dialect)
     write_folder(tmp_path, state_dict, config, "sharded")
-    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, device_map="auto")
-    assert half.dtype == torch.bfloat16
-    for name, value in half.state_dict().items():
-        assert torch.equal(value, model.state_dict()[name].bfloat16()), name
-
-    homes = {name: "cpu" for name, _ in model.model.named_children()}
-    homes = {f"model.{name}": home for name, home in homes.items() if name != "layers"} | {"lm_head": "cpu"}
-    homes |= {"model.layers.0": "disk", "model.layers.1": "cpu"}
+    homes = dict.fromkeys([f"model.{name}" for name, _ in model.model.named_children() if name != "layers"], "cpu")
+    homes |= {"lm_head": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu"}
     offloaded = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=homes, offload_folder=tmp_path / "offload")
     ids = torch.arange(7)[None]
     with torch.no_grad():
         assert torch.equal(offloaded(ids).logits, model(ids).logits)
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, device_map="auto")
+    assert half.dtype == torch.bfloat16
+    same_tensors(half.state_dict(), model.bfloat16().state_dict())
 
 
 def test_a_state_dict_given_directly_is_understood():
     model, state_dict, config = foreign("fla of 2024")
     loaded = RetNetForCausalLM.from_pretrained(None, config=RetNetConfig(**config), state_dict=state_dict)
-    for name, value in loaded.state_dict().items():
-        assert torch.equal(value, model.state_dict()[name]), name
+    same_tensors(loaded.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize("dialect", FOREIGN)
@@ -112,20 +88,14 @@ def test_trainer_resumes_a_fine_tuned_published_model_to_the_same_weights(dialec
     _, state_dict, config = foreign(dialect)
     folder = write_folder(tmp_path / "published", state_dict, config)
     rows = [{"input_ids": torch.randint(96, (12,)), "labels": torch.randint(96, (12,))} for _ in range(8)]
-
-    def train(steps: int, resume: bool) -> dict[str, torch.Tensor]:
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path / "run"), max_steps=steps, save_steps=2, per_device_train_batch_size=2,
-            learning_rate=1e-2, lr_scheduler_type="constant", report_to=[], disable_tqdm=True, use_cpu=True,
-        )  # fmt: skip
-        trainer = Trainer(AutoModelForCausalLM.from_pretrained(folder), arguments, train_dataset=rows)
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer.model.state_dict()
-
-    straight = train(4, resume=False)
-    resumed = train(4, resume=str(tmp_path / "run" / "checkpoint-2"))
-    for name, value in straight.items():
-        assert torch.equal(resumed[name], value), name
+    options = {"output_dir": str(tmp_path / "run"), "max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 2}
+    options |= {"learning_rate": 1e-2, "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    trained = []
+    for checkpoint in (False, str(tmp_path / "run" / "checkpoint-2")):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        Trainer(model, TrainingArguments(**options), train_dataset=rows).train(resume_from_checkpoint=checkpoint)
+        trained.append(model.state_dict())
+    same_tensors(*trained)
 
 
 @pytest.mark.parametrize("layout", ["ours", *FOREIGN])
@@ -133,20 +103,19 @@ def test_trainer_resumes_a_fine_tuned_published_model_to_the_same_weights(dialec
 def test_the_plugin_for_vllm_reads_the_same_names_and_values(layout, headless):
     model, state_dict, config = foreign("fla" if layout == "ours" else layout)
     expected = model.state_dict()
-    if layout == "ours":
-        state_dict = expected
+    state_dict = dict(expected) if layout == "ours" else state_dict
     if headless:
         state_dict = {name.removeprefix("model."): value for name, value in state_dict.items() if "lm_head" not in name}
-        expected = {name: value for name, value in expected.items() if name != "lm_head.weight"}
+        del expected["lm_head.weight"]
     found = list(canonical_weights(state_dict.items(), RetNetConfig(**config)))
-    assert len(found) == len(expected) == len(dict(found))
-    for name, value in found:
-        assert torch.equal(value, expected[name]), name
+    assert len(found) == len(expected)
+    same_tensors(dict(found), expected)
 
 
 def test_a_published_config_may_name_remote_code_that_is_not_needed(tmp_path):
     _, state_dict, config = foreign("syncdoth")
-    remote = {"AutoConfig": "configuration_retnet.RetNetConfig", "AutoModelForCausalLM": "modeling_retnet.RetNetForCausalLM"}
+    remote = {"AutoConfig": "configuration_retnet.RetNetConfig"}
+    remote["AutoModelForCausalLM"] = "modeling_retnet.RetNetForCausalLM"
     write_folder(tmp_path, state_dict, config | {"auto_map": remote, "transformers_version": "4.38.0"})
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(model) is RetNetForCausalLM
@@ -164,38 +133,16 @@ def test_defaults_of_an_old_transformers_are_not_saved_again(tmp_path):
 
 
 def test_a_folder_of_ours_loads_without_what_only_dialects_need_of_transformers(tmp_path, monkeypatch):
-    model = small_model()
-    model.save_pretrained(tmp_path)
+    small_model().save_pretrained(tmp_path)
     monkeypatch.setattr("retnet_hf.hub.loading.conversion", None)  # nobody asks
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    for name, value in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value), name
+    same_tensors(AutoModelForCausalLM.from_pretrained(tmp_path).state_dict(), small_model().state_dict())
 
 
 def test_transformers_still_loads_by_the_function_that_we_extend():
-    parameters = list(inspect.signature(PreTrainedModel._load_pretrained_model).parameters)
-    assert parameters[:4] == ["model", "state_dict", "checkpoint_files", "load_config"], (
-        "PreTrainedModel._load_pretrained_model takes other arguments: `load` and the model's method pass them on."
-    )
-    assert isinstance(inspect.getattr_static(PreTrainedModel, "_load_pretrained_model"), staticmethod), (
-        "PreTrainedModel._load_pretrained_model is no static method any more: nor may the model's be."
-    )
-
-
-def test_transformers_still_has_the_settings_of_a_loading_that_we_read():
-    fields = {field.name for field in dataclasses.fields(LoadStateDictConfig)}
-    for field, function in (("weight_mapping", "with_transforms"), ("device_mesh", "tensor_parallel_share")):
-        assert field in fields, f"LoadStateDictConfig.{field} has another name: loading.{function} must use that."
-
-
-def test_transformers_still_keeps_the_transforms_of_a_loading_where_we_remove_them(tmp_path, monkeypatch):
-    _, state_dict, config = foreign("fla of 2024")
-    kept = []
-    monkeypatch.setattr(
-        dialect_loading, "forget_transforms", lambda model, transforms: kept.extend(model._weight_conversions)
-    )
-    AutoModelForCausalLM.from_pretrained(write_folder(tmp_path, state_dict, config))
-    assert kept, "transformers keeps its transforms elsewhere: unless forget_transforms removes them, saving reverses them."
+    method = inspect.getattr_static(PreTrainedModel, "_load_pretrained_model")
+    assert list(inspect.signature(method).parameters)[:4] == ["model", "state_dict", "checkpoint_files", "load_config"]
+    assert isinstance(method, staticmethod), "nor may the model's method be one any more"
+    assert {"weight_mapping", "device_mesh"} <= {field.name for field in dataclasses.fields(LoadStateDictConfig)}
 
 
 def test_transformers_still_reads_names_alone_where_we_ask_for_them(tmp_path):

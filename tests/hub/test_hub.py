@@ -16,7 +16,6 @@ from safetensors.torch import load
 from small_models import PACKAGE_ABSENT, greedy, small_model
 from small_vision_models import VISION_FAMILIES
 
-from retnet_hf import RetNetModel
 from retnet_hf.hub.cards import model_card
 
 
@@ -46,9 +45,7 @@ VISION_FAMILIES["rmt"].model(VISION_FAMILIES["rmt"].backbone_class).push_to_hub(
 VISION_FAMILIES["vir"].model().push_to_hub("someone/own-image-card")
 """
 
-LOAD = (
-    PACKAGE_ABSENT
-    + """
+LOAD = f"""{PACKAGE_ABSENT}
 import json
 from transformers import pipeline
 
@@ -56,25 +53,30 @@ generator = pipeline(model="someone/with-code", trust_remote_code=True)  # the t
 [tokens] = generator("w5 w6 w7", max_new_tokens=8, do_sample=False, return_tensors=True)
 print(json.dumps([type(generator).__name__, type(generator.model).__module__, tokens["generated_token_ids"]]))
 """
-)
 
 
 def run(script: str, hub: HubStandIn, folder: Path) -> str:
     """Runs the script in a process whose Hub is the stand-in; nothing else is reached, as there is no other address."""
-    environment = os.environ | {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(folder / "hf_home"),
-        "HF_TOKEN": "hf_stand_in",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_XET": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)]),
-    }
-    for offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        environment.pop(offline, None)
+    offline = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    environment = {name: value for name, value in os.environ.items() if name not in offline}
+    environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf_home"), "HF_TOKEN": "hf_stand_in"}
+    environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(SUPPORT)])
     done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+def card_of(hub: HubStandIn, repo: str, loads: str) -> ModelCard:
+    """The card, which names the model itself, and whose code is Python that a reader can run."""
+    card = ModelCard(hub.files[repo]["README.md"].decode())
+    assert card.data.library_name == "transformers"
+    assert f"# {repo}\n" in card.text
+    code = card.text.split("```python")[1].split("```")[0]
+    compile(code, repo, "exec")
+    assert loads in code
+    assert ("trust_remote_code=True" in code) == ("modeling_retnet.py" in hub.files[repo])
+    return card
 
 
 @pytest.fixture(scope="module")
@@ -90,45 +92,29 @@ def hub(tmp_path_factory):
 def test_push_to_hub_uploads_weights_and_configuration(hub):
     files = hub.files["someone/plain"]
     assert files.keys() == {"README.md", "config.json", "generation_config.json", "model.safetensors"}
-    assert json.loads(files["config.json"])["architectures"] == ["RetNetForCausalLM"]
-    expected = small_model().state_dict()
-    uploaded = load(files["model.safetensors"])
+    config = json.loads(files["config.json"])
+    assert config["architectures"] == ["RetNetForCausalLM"]
+    assert "auto_map" not in config
+    expected, uploaded = small_model().state_dict(), load(files["model.safetensors"])
     assert uploaded.keys() == expected.keys()
     assert all(uploaded[name].equal(weight) for name, weight in expected.items())
+    assert json.loads(hub.files["someone/configuration"]["config.json"])["model_type"] == "retnet"
 
 
-def test_push_to_hub_writes_a_model_card(hub):
-    """The card names task, library and the model itself; its code is Python that a reader can run."""
-    for repo, task, auto_class in (
-        ("someone/plain", "text-generation", "AutoModelForCausalLM"),
-        ("someone/with-code", "text-generation", "AutoModelForCausalLM"),
-        ("someone/base", "feature-extraction", "AutoModel"),
-        ("someone/saved-and-pushed", "text-generation", "AutoModelForCausalLM"),
-    ):
-        card = ModelCard(hub.files[repo]["README.md"].decode())
-        assert card.data.pipeline_tag == task
-        assert card.data.library_name == "transformers"
-        assert "retnet" in card.data.tags
-        assert f"# {repo}" in card.text
-        code = card.text.split("```python")[1].split("```")[0]
-        compile(code, repo, "exec")
-        assert f'{auto_class}.from_pretrained("{repo}"' in code
-        assert ("trust_remote_code=True" in code) == (repo in ("someone/with-code", "someone/saved-and-pushed"))
-    assert f"{small_model().num_parameters():,} parameters" in hub.files["someone/plain"]["README.md"].decode()
-    assert hub.cards
-
-
-def test_push_to_hub_keeps_the_tags_it_is_given(hub):
-    assert "tiny" in ModelCard(hub.files["someone/with-code"]["README.md"].decode()).data.tags
-
-
-def test_saving_with_push_to_hub_uploads_the_code(hub):
-    assert {"configuration_retnet.py", "modeling_retnet.py"} <= hub.files["someone/saved-and-pushed"].keys()
+@pytest.mark.parametrize("repo", ["plain", "with-code", "base", "saved-and-pushed"])
+def test_push_to_hub_writes_a_model_card(hub, repo):
+    auto_class, task = ("AutoModel", "feature-extraction") if repo == "base" else ("AutoModelForCausalLM", "text-generation")
+    card = card_of(hub, f"someone/{repo}", f'{auto_class}.from_pretrained("someone/{repo}"')
+    assert card.data.pipeline_tag == task
+    assert {"retnet", *(["tiny"] if repo == "with-code" else [])} <= set(card.data.tags)
+    if repo == "plain":
+        assert f"{small_model().num_parameters():,} parameters" in card.text
 
 
 def test_push_to_hub_carries_code_and_shards(hub):
+    for repo in ("someone/with-code", "someone/saved-and-pushed"):
+        assert {"configuration_retnet.py", "modeling_retnet.py"} <= hub.files[repo].keys()
     files = hub.files["someone/with-code"]
-    assert {"configuration_retnet.py", "modeling_retnet.py"} <= files.keys()
     assert sum(name.endswith(".safetensors") for name in files) > 2
     assert json.loads(files["config.json"])["auto_map"]["AutoConfig"] == "configuration_retnet.RetNetConfig"
     assert "tokenizer.json" in files
@@ -137,8 +123,7 @@ def test_push_to_hub_carries_code_and_shards(hub):
 def test_push_to_hub_then_trust_remote_code(hub, tmp_path):
     """Another machine, without the package: the pipeline finds task, code, weights and tokenizer on the Hub."""
     kind, module, tokens = json.loads(run(LOAD, hub, tmp_path).splitlines()[-1])
-    assert kind == "TextGenerationPipeline"
-    assert module.startswith("transformers_modules.")
+    assert (kind, module.partition(".")[0]) == ("TextGenerationPipeline", "transformers_modules")
     assert tokens == greedy(small_model("torchscale"), torch.tensor([[5, 6, 7]]), 8)[0].tolist()
 
 
@@ -150,29 +135,18 @@ def test_push_to_hub_leaves_a_card_of_one_s_own_alone(hub, repo):
     assert "model.safetensors" in hub.files[repo]
 
 
-def test_push_to_hub_of_a_configuration(hub):
-    assert json.loads(hub.files["someone/configuration"]["config.json"])["model_type"] == "retnet"
-    assert RetNetModel.config_class.model_type == "retnet"
-
-
 @pytest.mark.parametrize("name", VISION_FAMILIES)
 def test_push_to_hub_writes_a_card_of_an_image_model(hub, name):
-    """The card names task, library and the model itself; its code is Python that a reader can run."""
-    card = ModelCard(hub.files[f"someone/{name}"]["README.md"].decode())
-    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "image-classification")
+    card = card_of(hub, f"someone/{name}", f'pipeline("image-classification", model="someone/{name}")')
+    assert card.data.pipeline_tag == "image-classification"
     assert {name, "retention", "tiny"} <= set(card.data.tags)
-    assert f"# someone/{name}\n" in card.text
     parameters = VISION_FAMILIES[name].model().num_parameters()
     assert f"{parameters:,} parameters that distinguishes 5 classes of images.\n" in card.text
-    code = card.text.split("```python")[1].split("```")[0]
-    compile(code, name, "exec")
-    assert f'pipeline("image-classification", model="someone/{name}")' in code
 
 
 def test_push_to_hub_of_a_backbone(hub):
-    card = ModelCard(hub.files["someone/backbone"]["README.md"].decode())
+    card = card_of(hub, "someone/backbone", 'RMTBackbone.from_pretrained("someone/backbone")')
     assert card.data.pipeline_tag == "image-feature-extraction"
-    assert 'RMTBackbone.from_pretrained("someone/backbone")' in card.text
 
 
 def test_a_card_names_the_classes():

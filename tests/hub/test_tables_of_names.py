@@ -18,7 +18,7 @@ import re
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from small_models import random_ids, small_config, small_model
+from small_models import greedy, random_ids, small_config, small_model
 from small_vision_models import VISION_FAMILIES
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
@@ -49,22 +49,12 @@ def settings(folder, **options) -> TrainingArguments:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_class_stands_in_the_table_of_its_task(name):
-    model_type, task = CLASSES[name].config_class.model_type, re.search("(?<=[a-zTR])For[A-Z].*", name)[0]
-    tables = {"ForCausalLM": "CAUSAL_LM", "ForMaskedLM": "MASKED_LM", "ForMaskedImageModeling": "MASKED_IMAGE_MODELING"}
-    table = (
-        tables.get(task)
-        or {
-            "ForImageClassification": "IMAGE_CLASSIFICATION",
-            "ForSequenceClassification": "SEQUENCE_CLASSIFICATION",
-            "ForTokenClassification": "TOKEN_CLASSIFICATION",
-            "ForQuestionAnswering": "QUESTION_ANSWERING",
-        }[task]
-    )
-    prefix = "MODEL" if table == "MASKED_LM" else "MODEL_FOR"
-    names = getattr(modeling_auto, f"{prefix}_{table}_MAPPING_NAMES", None) or getattr(
-        modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES"
-    )
-    assert names[model_type] == name
+    task = re.search("(?<=[a-zTR])For[A-Z].*", name)[0].replace("LM", "Lm")
+    table = "MODEL" + re.sub("(?=[A-Z])", "_", task).upper()
+    names = [
+        getattr(modeling_auto, f"{each}_MAPPING_NAMES", {}) for each in (table, table.replace("_FOR_MASKED", "_MASKED"))
+    ]
+    assert name in [each.get(CLASSES[name].config_class.model_type) for each in names]
 
 
 def test_heads_take_what_a_user_registers_and_register_nothing():
@@ -79,9 +69,8 @@ def test_heads_take_what_a_user_registers_and_register_nothing():
     class ModelOfOwnConfig(RetNetModel):
         config_class = OwnConfig
 
-    tables = [
-        getattr(modeling_auto, name)._extra_content for name in dir(modeling_auto) if re.fullmatch("MODEL.*MAPPING", name)
-    ]
+    names = [name for name in dir(modeling_auto) if re.fullmatch("MODEL.*MAPPING", name)]
+    tables = [getattr(modeling_auto, name)._extra_content for name in names]
     before = [dict(table) for table in tables]
     for config_class, registered in ((OwnConfig, None), (RetNetConfig, OwnModel), (OwnConfig, ModelOfOwnConfig)):
         if registered:
@@ -91,8 +80,6 @@ def test_heads_take_what_a_user_registers_and_register_nothing():
             if cls.config_class is RetNetConfig and not cls.__name__.endswith("LM"):
                 model = cls(config_class(**small_config().to_diff_dict()))
                 assert type(model.model) is (registered or RetNetModel)
-        for family in VISION_FAMILIES.values():
-            family.model()
         assert [dict(table) for table in tables] == now
     for table, content in zip(tables, before):
         table.clear()
@@ -100,7 +87,7 @@ def test_heads_take_what_a_user_registers_and_register_nothing():
 
 
 class Derived(RetNetForCausalLM):
-    """A model that a user derives, and does not register."""
+    """Derived by a user, and not registered."""
 
 
 TRAINED = {
@@ -114,24 +101,20 @@ TRAINED = {
 
 @pytest.mark.parametrize("trained", TRAINED)
 def test_label_smoothing_shifts_labels(trained, tmp_path):
-    ids, smoothing = random_ids(4, 12), 0.1
-    model = TRAINED[trained]()
-    with torch.no_grad():
-        logits = model(ids).logits[:, :-1].flatten(0, 1)
-    expected = F.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=smoothing).item()
-    trainer = Trainer(model, settings(tmp_path, label_smoothing_factor=smoothing))
+    ids, model = random_ids(4, 12), TRAINED[trained]()
+    logits = model(ids).logits[:, :-1].flatten(0, 1)
+    expected = F.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.1).item()
+    trainer = Trainer(model, settings(tmp_path, label_smoothing_factor=0.1))
     assert trainer.compute_loss(model, {"input_ids": ids, "labels": ids}).item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("model_class", [RetNetForSequenceClassification, RetNetForTokenClassification])
 def test_losses_of_classifiers_do_not_grow_with_the_steps_of_gradient_accumulation(model_class, tmp_path):
-    of_tokens = model_class is RetNetForTokenClassification
+    of_tokens, logged = model_class is RetNetForTokenClassification, []
     rows = [{"input_ids": ids, "labels": ids % 3 if of_tokens else ids[0] % 3} for ids in random_ids(8, 6)]
-    logged = []
     for steps in (1, 4):
-        model = small_model(model_class=model_class, num_labels=3)
         arguments = settings(tmp_path, per_device_train_batch_size=8 // steps, gradient_accumulation_steps=steps)
-        trainer = Trainer(model, arguments, train_dataset=rows)
+        trainer = Trainer(small_model(model_class=model_class, num_labels=3), arguments, train_dataset=rows)
         trainer.train()
         logged.append([trainer.state.log_history[0][name] for name in ("loss", "grad_norm")])
     assert logged[1] == pytest.approx(logged[0], rel=1e-4)
@@ -150,21 +133,17 @@ def test_the_signature_of_a_head_names_what_its_base_model_takes(name):
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_a_classifier_takes_positional_arguments_as_before(family):
-    model = VISION_FAMILIES[family].model().eval()
-    size = getattr(model.config, "image_size", 32)
-    height, width = (size, size) if isinstance(size, int) else size
-    pixels, labels = torch.rand(2, model.config.num_channels, height, width), torch.tensor([0, 1])
+    model, pixels, labels = VISION_FAMILIES[family].model(), torch.rand(2, 3, 32, 32), torch.tensor([0, 1])
     assert torch.equal(model(pixels, labels).loss, model(pixel_values=pixels, labels=labels).loss)
 
 
 def test_a_length_that_was_not_given_is_no_attribute(tmp_path):
     """sentence-transformers takes the smaller of the tokenizer's length and this attribute, if there is one."""
-    config = small_config()
-    assert not hasattr(config, "max_position_embeddings")
-    assert not hasattr(RetNetConfig(max_position_embeddings=None), "max_position_embeddings")
+    small_config().save_pretrained(tmp_path)
+    without = [small_config(), RetNetConfig(max_position_embeddings=None)]
+    without.append(RetNetConfig.from_pretrained(tmp_path, max_position_embeddings=None))
+    assert not any(hasattr(config, "max_position_embeddings") for config in without)
     assert RetNetConfig.from_dict(small_config(max_position_embeddings=77).to_dict()).max_position_embeddings == 77
-    config.save_pretrained(tmp_path)
-    assert not hasattr(RetNetConfig.from_pretrained(tmp_path, max_position_embeddings=None), "max_position_embeddings")
     for reads in (RetNetConfig, AutoConfig):
         assert reads.from_pretrained(tmp_path, max_position_embeddings=77).max_position_embeddings == 77
 
@@ -177,11 +156,10 @@ def test_the_hooks_of_accelerate_leave_the_state_where_it_is():
 @pytest.mark.parametrize("name", ["past_key_values", "cache"])
 def test_generate_takes_a_state_by_either_of_its_names(name):
     model, ids = small_model(), random_ids(1, 9)
-    expected = model.generate(ids, max_new_tokens=6, do_sample=False)
     state = RetNetState(model.config)
     with torch.no_grad():
         model(ids[:, :6], past_key_values=state)
-    assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False, **{name: state}), expected)
+    assert torch.equal(greedy(model, ids, 6, **{name: state}), greedy(model, ids, 6))
     assert int(state.get_seq_length()) == 14
 
 
@@ -202,6 +180,5 @@ def test_fewer_layers_of_a_preset_are_saved_and_read_back(layers, tmp_path):
 def test_drafts_by_early_exit_change_no_token_and_leave_the_configuration(dialect):
     model, ids = small_model(dialect), random_ids(1, 6)
     stated = model.config.to_dict()
-    expected = model.generate(ids, max_new_tokens=8, do_sample=False)
-    assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False, assistant_early_exit=1), expected)
+    assert torch.equal(greedy(model, ids, 8, assistant_early_exit=1), greedy(model, ids, 8))
     assert model.config.to_dict() == stated

@@ -7,19 +7,17 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from small_models import close, random_ids, small_config, small_model
-from torch import Tensor
 
 from retnet_hf import RetNetHybridForCausalLM
-from retnet_hf.hybrid.experts import MixtureOfExperts, Router
-from retnet_hf.hybrid.modeling_hybrid import RetNetExperts
+from retnet_hf.hybrid.experts import Router
 from retnet_hf.retnet import long_sequences, modeling_retnet
 
 
 FAMILIES = ("minimax", "ring")
 
 
-def chosen_by_hand(logits: list[float], bias: list[float], config) -> tuple[dict[int, float], int]:
-    """Weights of the experts of one token, and how many experts there are, with loops and sorting alone."""
+def chosen_by_hand(logits: list[float], bias: list[float], config) -> dict[int, float]:
+    """Weights of the experts of one token, with loops and sorting alone."""
     if config.router_act == "softmax":
         total = sum(math.exp(logit) for logit in logits)
         scores = [math.exp(logit) / total for logit in logits]
@@ -32,7 +30,7 @@ def chosen_by_hand(logits: list[float], bias: list[float], config) -> tuple[dict
     allowed = [expert for expert in range(len(choice)) if expert // size in best]
     chosen = sorted(allowed, key=lambda expert: -choice[expert])[: config.num_experts_per_tok]
     total = sum(scores[expert] for expert in chosen) if config.norm_topk_prob else 1
-    return {expert: scores[expert] / total * config.routed_scaling_factor for expert in chosen}, len(choice)
+    return {expert: scores[expert] / total * config.routed_scaling_factor for expert in chosen}
 
 
 OPTIONS = {
@@ -56,10 +54,9 @@ def test_experts_and_weights_are_those_chosen_by_hand(options):
     rows = torch.randn(50, config.hidden_size, dtype=torch.float64)
     logits, weights, experts = router(rows)
     assert logits.equal(rows @ router.weight.T)
-    assert logits.shape[1] == config.num_experts
+    bias = [0.0] * config.num_experts if router.bias is None else router.bias.tolist()
     for token in range(50):
-        bias = [0.0] * config.num_experts if router.bias is None else router.bias.tolist()
-        by_hand, _ = chosen_by_hand(logits[token].tolist(), bias, config)
+        by_hand = chosen_by_hand(logits[token].tolist(), bias, config)
         assert dict(zip(experts[token].tolist(), weights[token].tolist())) == pytest.approx(by_hand, rel=1e-12)
 
 
@@ -73,24 +70,17 @@ def test_a_bias_changes_who_computes_and_not_how_much_it_counts():
     close(weights[:, 0], logits.softmax(-1)[:, 2])
 
 
-def mixture(**options) -> tuple[MixtureOfExperts, Tensor]:
-    model = small_model("ring", **options)
-    return model.model.layers[1].mlp.double(), torch.randn(2, 7, 32, dtype=torch.float64)
-
-
 def test_a_mixture_is_the_weighted_sum_of_its_experts_and_the_shared_one():
-    mlp, hidden_states = mixture()
+    mlp, rows, expected = small_model("ring").model.layers[1].mlp.double(), torch.randn(14, 32, dtype=torch.float64), []
     mlp.router.bias.normal_()
-    rows, expected = hidden_states.flatten(0, 1), []
-    _, weights, experts = mlp.router(rows)
     mlp.experts.config._experts_implementation = "eager"
-    for row, its_weights, its_experts in zip(rows, weights, experts):
+    for row, weights, experts in zip(rows, *mlp.router(rows)[1:]):
         total = mlp.shared(row[None])[0]
-        for weight, expert in zip(its_weights, its_experts):
+        for weight, expert in zip(weights, experts):
             gate, up = (mlp.experts.gate_up_proj[expert] @ row).chunk(2)
             total = total + weight * (mlp.experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up))
         expected.append(total)
-    close(mlp(hidden_states), torch.stack(expected).view_as(hidden_states), 1e-12)
+    close(mlp(rows.view(2, 7, 32)), torch.stack(expected).view(2, 7, 32), 1e-12)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -130,20 +120,16 @@ def test_the_loss_of_unbalanced_routing_is_added_with_its_weight_where_it_is_ask
 
 
 def test_padding_counts_for_no_expert_in_the_loss_of_unbalanced_routing():
+    """Of a mask that covers tokens before, too, the new ones count."""
     model, ids = small_model("minimax"), random_ids(1, 20)
-    padded = torch.cat([torch.zeros(1, 9, dtype=torch.int64), ids], dim=1)
-    mask = (torch.arange(29) >= 9).long()[None]
+    padded, mask = torch.cat([ids[:, :9], ids], dim=1), (torch.arange(29) >= 9).long()[None]
     alone = model(ids, output_router_logits=True).aux_loss
     close(model(padded, attention_mask=mask, output_router_logits=True).aux_loss, alone, 1e-5)
-
-
-def test_the_loss_of_unbalanced_routing_counts_the_new_tokens_of_a_mask_that_covers_those_before_them():
-    model, ids = small_model("minimax"), random_ids(2, 12)
     with torch.no_grad():
-        state = model(ids, use_cache=True).past_key_values
-        mask, new = torch.ones(2, 17, dtype=torch.int64), random_ids(2, 5, seed=1)
-        given = model(new, past_key_values=state.clone(), attention_mask=mask, output_router_logits=True).aux_loss
-        close(given, model(new, past_key_values=state, output_router_logits=True).aux_loss)
+        state, whole = model(ids, use_cache=True).past_key_values, torch.ones(1, 29, dtype=torch.int64)
+        options = {"attention_mask": whole, "output_router_logits": True}
+        given = model(padded[:, :9], past_key_values=state.clone(), **options).aux_loss
+        close(given, model(padded[:, :9], past_key_values=state, output_router_logits=True).aux_loss)
 
 
 def test_router_logits_of_a_long_text_are_those_of_all_its_tokens(monkeypatch):
@@ -159,11 +145,9 @@ def test_router_logits_of_a_long_text_are_those_of_all_its_tokens(monkeypatch):
 
 def test_weights_that_are_made_have_the_spread_of_the_configuration():
     model = RetNetHybridForCausalLM(small_config("ring", hidden_size=64, initializer_range=0.1))
-    experts = [module for module in model.modules() if isinstance(module, RetNetExperts)]
-    assert len(experts) == 2
-    for module in experts:
-        assert 0.09 < module.gate_up_proj.std() < 0.11
-        assert 0.09 < module.down_proj.std() < 0.11
+    for layer in model.model.layers[1:]:
+        assert 0.09 < layer.mlp.experts.gate_up_proj.std() < 0.11
+        assert 0.09 < layer.mlp.experts.down_proj.std() < 0.11
 
 
 def test_lora_on_linear_layers_leaves_experts_as_they_are_and_learns():

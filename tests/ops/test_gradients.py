@@ -1,3 +1,4 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Rotation, norm and gate: PyTorch's values and gradients, with less kept for the backward pass."""
 
 import pytest
@@ -53,6 +54,12 @@ CASES = {
 }
 
 
+def same_gradients(outputs, operands):
+    upstream = torch.linspace(-1, 1, outputs[0].numel(), dtype=torch.float64).view_as(outputs[0])
+    for found, wanted in zip(*(torch.autograd.grad(output, operands, upstream) for output in outputs)):
+        close(found, wanted, 1e-12)
+
+
 @pytest.mark.parametrize("block_size", [24, gradients.BLOCK_SIZE])
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_pytorch(monkeypatch, case, block_size):
@@ -61,10 +68,7 @@ def test_values_and_gradients_are_those_of_pytorch(monkeypatch, case, block_size
     operands = operands()
     output, expected = function(*operands), reference(*operands)
     close(output, expected, 1e-12)
-    weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view_as(output)
-    found = torch.autograd.grad((output * weights).sum(), operands)
-    for gradient, wanted in zip(found, torch.autograd.grad((expected * weights).sum(), operands)):
-        close(gradient, wanted, 1e-12)
+    same_gradients((output, expected), operands)
     with torch.no_grad():
         close(function(*operands), expected, 1e-12)
 
@@ -100,37 +104,26 @@ def test_a_gate_of_another_type_gives_the_wider_one(narrow):
 @pytest.mark.parametrize("case", ["norm", "gate silu"])
 def test_frozen_operands_get_no_gradient_and_the_others_theirs(case, frozen):
     function, reference, operands = CASES[case]
-    operands = list(operands())
-    operands[frozen] = operands[frozen].detach()
-    [free] = [operand for operand in operands if operand.requires_grad]
-    [gradient] = torch.autograd.grad(function(*operands).square().sum(), [free])
-    [wanted] = torch.autograd.grad(reference(*operands).square().sum(), [free])
-    close(gradient, wanted, 1e-12)
+    operands = operands()
+    operands[frozen].requires_grad_(False)
+    same_gradients((function(*operands), reference(*operands)), [operands[1 - frozen]])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ("gate gelu", "gate relu")])
 def test_nothing_is_kept_but_operands_and_what_is_small(case):
     function, _, operands = CASES[case]
-    operands = operands()
-    allowed = {operand.untyped_storage().data_ptr() for operand in operands}
-    kept = []
-
-    def keep(tensor):
-        if tensor.untyped_storage().data_ptr() not in allowed:
-            kept.append(tensor.numel())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    operands, kept = operands(), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         function(*operands)
-    assert max(kept, default=0) <= 2 * 5 * 3  # angles, or a number a row; the operands have 60 elements and more
+    allowed = {operand.untyped_storage().data_ptr() for operand in operands}
+    sizes = [tensor.numel() for tensor in kept if tensor.untyped_storage().data_ptr() not in allowed]
+    assert max(sizes, default=0) <= 2 * 5 * 3  # angles, or a number a row; the operands have 60 elements and more
 
 
 def test_a_gate_that_learns_gets_its_gradient():
-    activation = torch.nn.PReLU(dtype=torch.float64)
-    values, gate = normal(3, 4), normal(3, 4, seed=1)
+    activation, values, gate = torch.nn.PReLU(dtype=torch.float64), normal(3, 4), normal(3, 4, seed=1)
     gated(values, gate, activation).sum().backward()
-    expected = (values * gate * (gate < 0)).sum()
-    close(activation.weight.grad.squeeze(), expected, 1e-12)
+    close(activation.weight.grad.squeeze(), (values * gate * (gate < 0)).sum(), 1e-12)
 
 
 @pytest.mark.parametrize("tokens_first", [True, False])
@@ -142,9 +135,7 @@ def test_a_norm_of_heads_on_a_gpu_leaves_them_where_they_are(tokens_first):
     close(normed, expected, 1e-12)
     assert normed.stride() == heads.stride()
     assert rms_norm(heads.to("meta"), weight.to("meta"), 1e-6).stride() == heads.stride()
-    upstream = normal(*heads.shape, seed=2)
-    for found, wanted in zip(*(torch.autograd.grad(output, (drawn, weight), upstream) for output in (normed, expected))):
-        close(found, wanted, 1e-12)
+    same_gradients((normed, expected), (drawn, weight))
 
 
 def test_types():
@@ -166,14 +157,13 @@ def test_the_rotation_of_a_step_is_that_of_any_token(dtype):
 
 
 def test_gradients_of_single_sequences_by_torch_func():
-    """As Opacus takes them: vmap of a gradient (D11)."""
-    hidden_states, weight = normal(3, 5, 6).detach(), normal(6, seed=1).detach()
+    """As Opacus takes them: vmap of a gradient."""
+    hidden_states, weight = normal(3, 5, 6).detach(), normal(6, seed=1)
 
     def loss(weight, rows):
         normed = rms_norm(rows, weight, 1e-6)
         return (rotate(gated(normed, rows, ACT2FN["silu"])[None, None], *angles(5, 3)) ** 2).sum()
 
-    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(weight, hidden_states)
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(weight.detach(), hidden_states)
     for rows, gradient in zip(hidden_states, found):
-        own = weight.clone().requires_grad_()
-        close(gradient, torch.autograd.grad(loss(own, rows), own)[0], 1e-12)
+        close(gradient, torch.autograd.grad(loss(weight, rows), weight)[0], 1e-12)

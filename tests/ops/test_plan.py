@@ -14,7 +14,7 @@ from retnet_hf.ops.plan import Plan
 
 
 def test_no_public_name_hides_a_module():
-    """`import retnet_hf.retention as R` gave the function of that name (D15)."""
+    """`import retnet_hf.retention as R` would give the function of that name."""
     modules = {module.name for module in pkgutil.iter_modules(retnet_hf.__path__)}
     assert modules.isdisjoint(retnet_hf.__all__)
     assert dir(retnet_hf) == sorted(retnet_hf.__all__)
@@ -26,17 +26,13 @@ def plan_of(model, length: int = 20, **kwargs) -> Plan:
 
 
 def test_a_plan_moves_with_all_its_tensors_and_what_layers_share_stays_shared():
-    model = small_model()
-    mask = torch.ones(2, 20, dtype=torch.int64)
-    mask[0, :3] = 0
-    plan = plan_of(model, attention_mask=mask)
+    plan = plan_of(small_model(), attention_mask=torch.arange(20)[None] >= torch.tensor([[3], [0]]))
     assert plan.decays(plan.log_decays[0]).inner.device.type == "cpu"
     moved = plan.to("meta")
     assert moved.log_decays[0] is moved.log_decays[1]
-    assert moved.decays(moved.log_decays[1]).inner.device.type == "meta"
-    assert moved.layout.ages.age.device.type == "meta"
-    assert moved.layout.present.device.type == "meta"
-    assert {part.device.type for part in (*moved.rotate.query_angles, *moved.rotate.key_angles)} == {"meta"}
+    tensors = [moved.decays(moved.log_decays[1]).inner, moved.layout.ages.age, moved.layout.present]
+    tensors += [*moved.rotate.query_angles, *moved.rotate.key_angles]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert plan.layout.present.device.type == "cpu"
 
 
@@ -58,9 +54,7 @@ def test_forms_give_absent_tokens_zeros(form):
     mask = torch.ones(2, 20, dtype=torch.int64)
     mask[0, :3] = mask[1, 7] = 0
     plan = plan_of(small_model(), attention_mask=mask, retention_form=form)
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(2, 4, 20, 8, generator=generator) for _ in range(3))
-    output, *_ = plan.compute(0, query, key, value)
+    output, *_ = plan.compute(0, *torch.randn(3, 2, 4, 20, 8))
     assert output.movedim(2, 1)[mask == 1].all(dim=(1, 2)).all()
     assert not output.movedim(2, 1)[mask == 0].any()
 
