@@ -1,12 +1,11 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Stage 1 in memory that does not grow with layers, and over several processes."""
 
+import weakref
+
 import pytest
 import torch
 from small_models import random_ids
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformer_sources import source_of
 from transformers import TrainingArguments
 
@@ -21,40 +20,26 @@ from retnet_hf.linearization import (
 from retnet_hf.linearization.distillation import DivergenceByRows, divergence
 
 
-class LiveMemory(TorchDispatchMode):
-    """Follows the bytes of all tensors that operations have made and somebody still holds, beyond those `known` before."""
+class Saved:
+    """A tensor that a backward pass needs, among those that are held."""
 
-    def __init__(self, known: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.known = {tensor.untyped_storage()._cdata for tensor in known}
-        self.held: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = 0
+    held, peak = weakref.WeakSet(), 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        outputs = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(outputs):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.known:  # as of views, and of operations in place
-                    self.held[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.held = {key: entry for key, entry in self.held.items() if not entry[0].expired()}
-        self.peak = max(self.peak, sum(nbytes for _, nbytes in self.held.values()))
-        return outputs
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        Saved.held.add(self)
+        Saved.peak = max(Saved.peak, sum(saved.tensor.nbytes for saved in Saved.held))
 
 
 def peak_of_a_step(layers: int) -> int:
-    """The most bytes beyond models and gradients in a step of alignment."""
+    """The most bytes that are saved for backward passes at once in a step of alignment."""
     teacher = source_of("Llama 3", num_hidden_layers=layers)
     student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(2, 16)]))
-    ids = random_ids(4, 64)
-    parameters = prepare_for_alignment(student)
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    gradients = [parameter.grad for parameter in parameters]
-    with LiveMemory([*teacher.parameters(), *student.parameters(), *gradients]) as memory:
-        align(student, teacher, ids, with_loss=lambda loss: loss.backward())
+    parameters, Saved.peak = prepare_for_alignment(student), 0
+    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+        align(student, teacher, random_ids(4, 64), with_loss=lambda loss: loss.backward())
     assert all(parameter.grad.abs().sum() > 0 for parameter in parameters if parameter.ndim > 1)
-    return memory.peak
+    return Saved.peak
 
 
 def test_the_activations_of_alignment_are_those_of_one_layer():
