@@ -287,19 +287,11 @@ def test_a_run_is_resumed_with_what_it_began_with_alone(retnet_hf, workplace, un
     refused(retnet_hf(*TRAIN, "--output", "model", "--resume", *options), *words)
 
 
-NEEDED = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
-
-
-@pytest.mark.parametrize("name", NEEDED)
-def test_a_damaged_checkpoint_is_passed_over_and_without_another_one_refused(retnet_hf, workplace, unfinished, name):
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"global_step": 11}', None])
+def test_an_unfinished_checkpoint_is_passed_over_and_without_another_one_refused(retnet_hf, workplace, unfinished, content):
     shutil.copytree(unfinished, "model.partial")
-    file, folder = Path("model.partial/checkpoint-12", name), TrainingFolder(Path("model"), "train")
-    torch.save({}, "of something else")
-    contents = [b"", b"{}", file.read_bytes()[: file.stat().st_size // 2], Path("of something else").read_bytes()]
-    for content in (*contents, b"{ not what it was", None):
-        file.unlink() if content is None else file.write_bytes(content)
-        with pytest.raises(InputError, match="no checkpoint in .* can be read: "):
-            folder.to_resume()
+    file, folder = Path("model.partial/checkpoint-12/trainer_state.json"), TrainingFolder(Path("model"), "train")
+    file.unlink() if content is None else file.write_bytes(content)
     before = tree(workplace)
     refused(retnet_hf(*TRAIN, "--output", "model", "--resume"), "no checkpoint", "can be read")
     assert tree(workplace) == before

@@ -39,6 +39,7 @@ from transformers import (
 
 from retnet_hf.conversion.converted_folder import licence_of
 from retnet_hf.conversion.errors import first_line
+from retnet_hf.conversion.formats import reason_of
 from retnet_hf.conversion.replaced_folder import replace as publish
 from retnet_hf.conversion.replaced_folder import write_whole
 from retnet_hf.hub.cards import model_card
@@ -169,15 +170,7 @@ class Supervisor(TrainerCallback):
 
 
 class Bar(ProgressCallback):
-    """The progress bar of transformers, with the last loss. It follows the clock if the time limit ends the run first."""
-
-    def __init__(self, course: Course) -> None:
-        super().__init__()
-        self.course = course
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.training_bar.total = round(state.global_step / self.course.fraction(state.global_step))
-        super().on_step_end(args, state, control, **kwargs)
+    """The progress bar of transformers, with the last loss."""
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
         if "loss" in logs and self.training_bar is not None:
@@ -258,7 +251,7 @@ class TrainingRun:
         console.print(f"{self.model.num_parameters():,} parameters, {self.overview()}; {threads}", soft_wrap=True)
         if self.checkpoint is not None:
             console.print(f"continuing after step {self.steps_done:,}")
-        start, bar, supervisor = time.monotonic(), Bar(self.course), Supervisor(self.course, self.rate_option)
+        start, bar, supervisor = time.monotonic(), Bar(), Supervisor(self.course, self.rate_option)
         shown = [*([bar] if console.is_terminal else []), Evaluations(console, self)] if ranks.FIRST else []
         with leaving_order():
             try:
@@ -403,8 +396,7 @@ class Recipe:
                 return RetNetConfig.from_preset(self.preset, **fields)
             return RetNetConfig(**(self.config | fields))
         except Exception as error:  # strict dataclasses wrap the errors of validators
-            reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ").removeprefix("TypeError: ")
-            raise InputError(f"the configuration of the model is not valid: {reason}") from error
+            raise InputError(f"the configuration of the model is not valid: {reason_of(error)}") from error
 
 
 def read_config(file: Path) -> dict[str, Any]:

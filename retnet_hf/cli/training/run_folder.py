@@ -6,7 +6,6 @@ unchanged, and the partial folder contains the checkpoint to resume from.
 """
 
 import json
-import random
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -93,9 +92,11 @@ class TrainingFolder:
         record, reason = self.read_record(), None
         for checkpoint in sorted(checkpoints_of(self.partial), key=step_of, reverse=True):
             try:
-                _check(checkpoint)
-                return checkpoint, record
-            except Exception as error:  # readers of four formats raise different errors for damaged files
+                state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))  # its last file
+                if state["global_step"] == step_of(checkpoint) and list(checkpoint.glob("*.safetensors")):
+                    return checkpoint, record
+                reason = f"{checkpoint} is not complete"
+            except (OSError, ValueError, TypeError, LookupError) as error:
                 reason = first_line(error)
         if reason is not None:
             raise InputError(f"no checkpoint in {self.partial} can be read: {reason}")
@@ -120,30 +121,3 @@ class TrainingFolder:
         kept = (whole, f"*/{whole}", "[!c]*/config.json", "*/part-*.safetensors")  # files of a run or its stages
         if self.partial.exists() and not any(any(self.partial.glob(pattern)) for pattern in kept):
             shutil.rmtree(self.partial, ignore_errors=True)
-
-
-def _check(checkpoint: Path) -> None:
-    """Reads every file that resuming needs, because it may be damaged, or the run was killed while it wrote it."""
-    import numpy as np
-    import torch
-    from safetensors import safe_open
-    from transformers import TrainerState
-    from transformers.trainer_pt_utils import safe_globals
-
-    def load(file: Path) -> dict[str, Any]:
-        with safe_globals():
-            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-
-    weights, randoms = list(checkpoint.glob("*.safetensors")), list(checkpoint.glob("rng_state*.pth"))
-    if not weights or not randoms:
-        raise FileNotFoundError(f"weights or random states are missing in {checkpoint}")
-    if TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step != step_of(checkpoint):
-        raise ValueError(f"trainer_state.json in {checkpoint} is of another step")
-    _ = load(checkpoint / "optimizer.pt")["param_groups"], load(checkpoint / "scheduler.pt")["last_epoch"]
-    for state in map(load, randoms):
-        random.Random().setstate(state["python"])
-        np.random.RandomState().set_state(state["numpy"])
-        torch.Generator().set_state(state["cpu"])
-    for file in weights:
-        with safe_open(file, framework="pt"):
-            pass
