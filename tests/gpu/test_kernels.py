@@ -4,6 +4,7 @@
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from unittest import mock
 
 import pytest
 import torch
@@ -67,20 +68,17 @@ def test_without_triton_pytorch_computes(no_triton):
     torch.testing.assert_close(model(ids).logits, plain(ids).logits, rtol=0, atol=0)
 
 
-def test_a_gpu_without_triton_is_told_about_by_default(no_triton, monkeypatch):
+def test_a_gpu_without_triton_is_told_about(no_triton, monkeypatch, caplog):
     said = []
-    monkeypatch.setattr(kernels_module.logger, "warning_once", said.append)
-    monkeypatch.setattr(kernels_module, "AUTO", AUTO._replace(runs_on=lambda device: True))
-    model = model_of()
-    use_kernels(model)
-    for _ in range(2):
-        model(IDS)
+    with monkeypatch.context() as patch:  # by default
+        patch.setattr(kernels_module.logger, "warning_once", said.append)
+        patch.setattr(kernels_module, "AUTO", AUTO._replace(runs_on=lambda device: True))
+        model = with_kernels()
+        for _ in range(2):
+            model(IDS)
     [message] = said
     assert message.startswith("PyTorch's operations compute retention")
     assert "triton" in message
-
-
-def test_a_gpu_without_triton_is_told_about(no_triton, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("retnet_hf.ops.kernels.logger.propagate", True, raising=False)
     with caplog.at_level("WARNING"):
@@ -88,30 +86,30 @@ def test_a_gpu_without_triton_is_told_about(no_triton, monkeypatch, caplog):
     assert "kernels='triton' cannot be used here" in caplog.text
 
 
-# kernels="auto", without a GPU: stand-ins for kernels, on a device that is said to have them
+# Without a GPU: stand-ins for kernels, on a device that is said to have them.
 
 
 class StandIns:
     """Kernels that are PyTorch's operations, or are wrong in one of them. Counts their calls."""
 
+    functions = {
+        "chunkwise": chunkwise_retention,
+        "step_": recurrent_step_,
+        "rotate": lambda query, key, *turns: tuple(map(Tensor.type_as, rotate_both(query, key, *turns), (query, key))),
+        "gated": gated,
+        "normed_gate": normed_gate,
+        "cross_entropy_": cross_entropy_and_gradient_,
+    }
+
     def __init__(self, broken: str | None = None, wrong=None) -> None:
         self.calls = Counter()
-        functions = {
-            "chunkwise": chunkwise_retention,
-            "step_": recurrent_step_,
-            "rotate": lambda query, key, *turns: tuple(map(Tensor.type_as, rotate_both(query, key, *turns), (query, key))),
-            "gated": gated,
-            "normed_gate": normed_gate,
-            "cross_entropy_": cross_entropy_and_gradient_,
-        }
-        self.functions = tuple(functions)
-        for name, function in functions.items():
-            functions[name] = self.counted(name, function, wrong if name == broken else None)
+        functions = {name: self.counted(name, wrong if name == broken else None) for name in self.functions}
         self.kernels = Kernels(lambda device: True, **functions, checked=True)
 
-    def counted(self, name, function, wrong):
+    def counted(self, name, wrong):
         def call(*operands, **options):
             self.calls[name] += 1
+            function = self.functions[name]
             return function(*operands, **options) if wrong is None else wrong(function, *operands, **options)
 
         return call
@@ -145,11 +143,13 @@ def model_of(**options) -> RetNetForCausalLM:
     return RetNetForCausalLM(RetNetConfig(**SIZES, chunk_size=8, **options)).eval()
 
 
-def use_kernels(model: RetNetForCausalLM) -> None:
-    """As a model made when the device was said to have them."""
+def with_kernels(**options) -> RetNetForCausalLM:
+    """A model that was made when the device was said to have kernels."""
+    model = model_of(**options)
     for module in model.modules():
         if hasattr(module, "kernels"):
             module.kernels = kernels_module.AUTO
+    return model
 
 
 def results_of(model: RetNetForCausalLM) -> list[torch.Tensor]:
@@ -188,10 +188,8 @@ assert not [name for name in sys.modules if name.startswith("retnet_hf") and "tr
 
 
 def test_a_device_that_has_kernels_uses_them_by_default(device_has, expected, heard):
-    """A model that was made before, too: the device of the call decides."""
-    model = model_of()
     stand_ins = device_has(StandIns())
-    use_kernels(model)
+    model = with_kernels()
     same(results_of(model), expected)
     checks = stand_ins.calls.copy()
     same(results_of(model), expected)
@@ -204,10 +202,6 @@ def test_a_device_that_has_kernels_uses_them_by_default(device_has, expected, he
     assert heard == []
 
 
-def scaled(by):
-    return lambda function, *operands, **options: tuple(by * result for result in function(*operands, **options))
-
-
 def of_result(change):
     return lambda function, *operands, **options: change(*function(*operands, **options))
 
@@ -216,42 +210,35 @@ def of_operands(change):
     return lambda function, *operands, **options: function(*change(*operands), **options)
 
 
-def other_gradient(query, *rest):
-    return query.detach() + 0.5 * (query - query.detach()), *rest
+def failing(function, *operands, **options):
+    raise RuntimeError("PassManager::run failed\nand a page of more")
 
 
-def last_cut(output, state):
-    return torch.cat([output[:, :, :-3], torch.zeros_like(output[:, :, -3:])], dim=2), state
-
-
-def other_decays(query, key, value, log_decay, *rest):
-    return query, key, value, 2 * log_decay, *rest
-
-
-def not_a_number(output, state):
-    return output.clone().index_fill_(2, torch.tensor([5]), float("nan")), state
-
-
+HALVED = of_operands(lambda query, *rest: (query.detach() + 0.5 * (query - query.detach()), *rest))
+CUT = of_result(lambda output, state: (output.index_fill(2, torch.tensor([-3, -2, -1]), 0), state))
+NAN = of_result(lambda output, state: (output.index_fill(2, torch.tensor([5]), float("nan")), state))
+TRIPLED = of_result(lambda *results: [3 * result for result in results])
 MUTANTS = {
-    "decays": ("chunkwise", of_operands(other_decays), "differs by"),
-    "the last tokens": ("chunkwise", of_result(last_cut), "differs by"),
-    "not a number": ("chunkwise", of_result(not_a_number), "the output differs by nan"),
-    "the gradient": ("chunkwise", of_operands(other_gradient), "the gradient of the queries differs by 0.5"),
+    "decays": ("chunkwise", of_operands(lambda q, k, v, decay, *rest: (q, k, v, 2 * decay, *rest)), "differs by"),
+    "the last tokens": ("chunkwise", CUT, "differs by"),
+    "not a number": ("chunkwise", NAN, "the output differs by nan"),
+    "the gradient": ("chunkwise", HALVED, "the gradient of the queries differs by 0.5"),
     "the state": ("chunkwise", of_result(lambda output, state: (output, 1.5 * state)), "the state differs by 0.5"),
-    "the step": ("step_", scaled(1.5), "differs by 0.5"),
+    "the step": ("step_", TRIPLED, "differs by 2"),
     "the rotation": ("rotate", of_operands(lambda q, k, of_q, _: (q, k, of_q, of_q)), "the rotation of the keys differs by"),
     "the gate": ("gated", of_operands(lambda values, *gate: (values.flip(-1), *gate)), "the gated values differs by"),
     "the loss": ("cross_entropy_", lambda function, *operands: 1.5 * function(*operands), "the loss differs by 0.5"),
     "the norm": ("normed_gate", of_operands(lambda values, *gate: (values + 0.5, *gate)), "norm"),
 }
+FAILS = "they fail with RuntimeError: PassManager::run failed. Please report this"
+MUTANTS |= {f"{name} does not compile": (name, failing, FAILS) for name in StandIns.functions}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_kernel_that_is_wrong_is_never_used(device_has, expected, heard, mutant):
+def test_a_kernel_that_is_wrong_or_does_not_compile_is_never_used_and_told_once(device_has, expected, heard, mutant):
     broken, wrong, said = MUTANTS[mutant]
     stand_ins = device_has(StandIns(broken, wrong))
-    model = model_of()
-    use_kernels(model)
+    model = with_kernels()
     same(results_of(model), expected)
     (message,) = heard
     assert said in message
@@ -269,9 +256,7 @@ def test_a_model_whose_kernels_are_wrong_stays_with_pytorch_when_others_are_righ
         return function(values + (values.shape[-1] == 16), *gate)
 
     stand_ins = device_has(StandIns("normed_gate", wrong_for_sixteen))
-    model, other = model_of(), model_of(value_expansion=1.0)
-    use_kernels(model)
-    use_kernels(other)
+    model, other = with_kernels(), with_kernels(value_expansion=1.0)
     model(IDS, labels=IDS)
     assert len(heard) == 1
     other(IDS, labels=IDS)
@@ -281,23 +266,8 @@ def test_a_model_whose_kernels_are_wrong_stays_with_pytorch_when_others_are_righ
     assert stand_ins.calls["normed_gate"] == calls
 
 
-def failing(function, *operands, **options):
-    raise RuntimeError("PassManager::run failed\nand a page of more")
-
-
-@pytest.mark.parametrize("broken", StandIns().functions)
-def test_a_kernel_that_does_not_compile_is_left_to_pytorch_with_one_warning(device_has, expected, heard, broken):
-    device_has(StandIns(broken, failing))
-    model = model_of()
-    use_kernels(model)
-    for _ in range(2):
-        same(results_of(model), expected)
-    (message,) = heard
-    assert "they fail with RuntimeError: PassManager::run failed. Please report this" in message
-
-
 def test_kernels_that_are_asked_for_are_checked_too(monkeypatch, expected, heard):
-    monkeypatch.setattr(kernels_module, "_import_kernels", lambda: StandIns("chunkwise", scaled(2)).kernels)
+    monkeypatch.setattr(kernels_module, "_import_kernels", lambda: StandIns("chunkwise", TRIPLED).kernels)
     same(results_of(model_of(kernels="triton")), expected)
     assert len(heard) == 1
 
@@ -311,21 +281,9 @@ def test_a_device_that_has_kernels_does_without_where_it_is_told_to(device_has, 
     assert stand_ins.calls == {}
 
 
-def test_memory_that_is_short_says_nothing_about_kernels(device_has, heard):
-    def short(function, *operands, **options):
-        raise torch.OutOfMemoryError("out of memory")
-
-    device_has(StandIns("chunkwise", short))
-    model = model_of()
-    use_kernels(model)
-    results_of(model)
-    assert (heard, kernel_check.wrong) == ([], {})
-
-
 def test_the_check_leaves_random_numbers_modes_and_gradients_as_they_are(device_has, expected):
     device_has(StandIns())
-    model = model_of()
-    use_kernels(model)
+    model = with_kernels()
     before = torch.get_rng_state()
     with torch.inference_mode():
         logits = model(IDS).logits
@@ -337,11 +295,16 @@ def test_the_check_leaves_random_numbers_modes_and_gradients_as_they_are(device_
     assert {dtype for _, dtype, _ in kernel_check.checked} == {torch.float32, torch.bfloat16}
 
 
+def test_memory_that_is_short_says_nothing_about_kernels(device_has, heard):
+    device_has(StandIns("chunkwise", mock.Mock(side_effect=torch.OutOfMemoryError("out of memory"))))
+    results_of(with_kernels())
+    assert (heard, kernel_check.wrong) == ([], {})
+
+
 def test_the_check_is_not_seen_by_a_call_that_is_computed_again(device_has, expected, heard):
     """torch.utils.checkpoint around a whole model has hooks for what any backward pass keeps."""
     device_has(StandIns())
-    model = model_of()
-    use_kernels(model)
+    model = with_kernels()
     loss = checkpoint(lambda: model(IDS, labels=IDS, use_cache=False).loss, use_reentrant=False)
     loss.backward()
     same([parameter.grad for parameter in model.parameters()], expected[1:-2])
@@ -350,13 +313,12 @@ def test_the_check_is_not_seen_by_a_call_that_is_computed_again(device_has, expe
 
 def test_a_compiler_trusts_kernels_that_were_not_found_to_be_wrong(device_has, expected, heard):
     """And does not check them, in one graph."""
-    stand_ins = device_has(StandIns("chunkwise", scaled(2.0)))
-    model = model_of()
-    use_kernels(model)
+    stand_ins = device_has(StandIns("chunkwise", TRIPLED))
+    model = with_kernels()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
-        doubled = compiled(IDS, use_cache=False).logits
-        assert not torch.allclose(doubled, expected[0], atol=1e-3)
+        tripled = compiled(IDS, use_cache=False).logits
+        assert not torch.allclose(tripled, expected[0], atol=1e-3)
         same([model(IDS, use_cache=False).logits], expected[:1])  # finds that they are wrong
         torch.compiler.reset()
         before = stand_ins.calls["chunkwise"]
@@ -368,8 +330,7 @@ def test_a_compiler_trusts_kernels_that_were_not_found_to_be_wrong(device_has, e
 def test_what_kernels_do_not_compute_is_left_to_pytorch(device_has):
     """Numbers of float64, transforms of functions, and programs that are exported."""
     stand_ins = device_has(StandIns())
-    model = model_of()
-    use_kernels(model)
+    model = with_kernels()
     with torch.no_grad():
         torch.func.vmap(lambda ids: model(ids[None], use_cache=False).logits)(IDS)
         torch.export.export(model, (IDS,), {"use_cache": False}, strict=False)

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from unittest import mock
 
 import torch
@@ -89,19 +90,15 @@ class Waits(TorchDispatchMode):
 
 def trained(model: torch.nn.Module, **inputs) -> None:
     """A step of training, with an optimiser that has a state."""
-    model.train()
-    model(**inputs).loss.backward()
-    optimizer = torch.optim.AdamW(model.parameters())
-    optimizer.step()
+    model.train()(**inputs).loss.backward()
+    torch.optim.AdamW(model.parameters()).step()
 
 
 def ids(tokens: int, batch: int = 2) -> torch.Tensor:
     return torch.zeros(batch, tokens, dtype=torch.long, device=DEVICE)
 
 
-def model_of(
-    dialect: str, model_class: type = RetNetForCausalLM, dtype: torch.dtype = torch.float32, **options
-) -> torch.nn.Module:
+def model_of(dialect: str, model_class: type = RetNetForCausalLM, dtype=torch.float32, **options) -> torch.nn.Module:
     """A model that was made on the device."""
     config = small_config(dialect, **options)
     model_class = RetNetHybridForCausalLM if config.is_hybrid else model_class
@@ -115,47 +112,37 @@ def training(dialect: str, tokens: int = 40) -> None:
 
 
 def packed() -> None:
-    model = model_of("grouped").train()
-    position = torch.arange(40, device=DEVICE)[None]
+    position, model = torch.arange(40, device=DEVICE)[None], model_of("grouped")
     COUNTED.truth = True  # there is a token that begins a document
-    model(input_ids=ids(40, 1), position_ids=position, labels=ids(40, 1), use_cache=False).loss.backward()
+    trained(model, input_ids=ids(40, 1), position_ids=position, labels=ids(40, 1), use_cache=False)
 
 
 def half(dialect: str) -> None:
     with torch.autocast(DEVICE, torch.bfloat16):
         loss = model_of(dialect)(ids(40), labels=ids(40), use_cache=False).loss
     loss.backward()
-    model_of(dialect, dtype=torch.bfloat16)(ids(40), labels=ids(40), use_cache=False).loss.backward()
+    trained(model_of(dialect, dtype=torch.bfloat16), input_ids=ids(40), labels=ids(40), use_cache=False)
 
 
 def checkpointed(dialect: str) -> None:
-    model = model_of(dialect).train()
-    model.gradient_checkpointing_enable()
-    model(ids(40), labels=ids(40), use_cache=False).loss.backward()
-
-
-def generation(dialect: str, steps: int = 6) -> None:
     model = model_of(dialect)
-    left = [steps]
+    model.gradient_checkpointing_enable()
+    trained(model, input_ids=ids(40), labels=ids(40), use_cache=False)
 
-    def unfinished(self, *_, **__) -> bool:
-        left[0] -= 1
-        return left[0] > 0
 
-    with mock.patch.object(GenerationMixin, "_has_unfinished_sequences", unfinished):
-        model.generate(
-            ids(20), attention_mask=torch.ones_like(ids(20)), max_new_tokens=steps, do_sample=False, pad_token_id=0
-        )
+def generation(dialect: str) -> None:
+    model, options = model_of(dialect), {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    with mock.patch.object(GenerationMixin, "_has_unfinished_sequences", side_effect=[True] * 5 + [False]):
+        model.generate(ids(20), attention_mask=torch.ones_like(ids(20)), **options)
 
 
 @torch.no_grad()
-def decoding(dialect: str, steps: int = 1) -> None:
-    """Steps alone, after a prompt."""
+def decoding(dialect: str) -> None:
+    """A step alone, after a prompt."""
     model = model_of(dialect)
     state = model(ids(20), use_cache=True).past_key_values
     COUNTED.counts.clear()
-    for _ in range(steps):
-        model(ids(1), past_key_values=state, use_cache=True)
+    model(ids(1), past_key_values=state, use_cache=True)
 
 
 @torch.no_grad()
@@ -181,14 +168,8 @@ def packed_states() -> None:
     model = model_of("grouped")
     slots = RetNetState.zeros(model.config, 4, device=DEVICE)
     for bounds, rows in (([0, 7, 20], [2, 0]), ([0, 1, 2, 9], [0, 2, 3])):
-        state_rows = torch.tensor(rows, device=DEVICE)
-        model(
-            ids(bounds[-1], 1),
-            cu_seq_lens_q=bounds,
-            past_key_values=slots,
-            state_rows=state_rows,
-            use_cache=True,
-        )
+        packing = {"cu_seq_lens_q": bounds, "state_rows": torch.tensor(rows, device=DEVICE)}
+        model(ids(bounds[-1], 1), past_key_values=slots, use_cache=True, **packing)
 
 
 def encoder() -> None:
@@ -215,31 +196,13 @@ def with_kernels(case: Callable[[str], None], dialect: str) -> None:
     assert calls[0].checked  # were chosen
 
 
-CASES: dict[str, Callable[[], None]] = {
-    **{f"training, {dialect}": lambda dialect=dialect: training(dialect) for dialect in DIALECTS},
-    **{f"short training, {dialect}": lambda dialect=dialect: training(dialect, 10) for dialect in DIALECTS},
-    **{f"half precision, {dialect}": lambda dialect=dialect: half(dialect) for dialect in DIALECTS},
-    **{f"gradient checkpointing, {dialect}": lambda dialect=dialect: checkpointed(dialect) for dialect in DIALECTS},
-    **{f"generation, {dialect}": lambda dialect=dialect: generation(dialect) for dialect in DIALECTS},
-    **{f"a step, {dialect}": lambda dialect=dialect: decoding(dialect) for dialect in DIALECTS},
-    **{f"state, {dialect}": lambda dialect=dialect: state_algebra(dialect) for dialect in DIALECTS},
-    **{
-        f"kernels, {name}, {dialect}": lambda case=case, dialect=dialect: with_kernels(case, dialect)
-        for name, case in {
-            "training": training,
-            "half precision": half,
-            "generation": generation,
-            "a step": decoding,
-        }.items()
-        for dialect in DIALECTS
-    },
-    "packed": packed,
-    "packed states": packed_states,
-    "encoder": encoder,
-    **{f"pictures, {family}": lambda family=family: pictures(family) for family in VISION_FAMILIES},
-}
-
-
+WITH_KERNELS = {"training": training, "half precision": half, "generation": generation, "a step": decoding}
+OF_DIALECTS = WITH_KERNELS | {"short training": partial(training, tokens=10), "gradient checkpointing": checkpointed}
+OF_DIALECTS |= {"state": state_algebra}
+OF_DIALECTS |= {f"kernels, {name}": partial(with_kernels, case) for name, case in WITH_KERNELS.items()}
+CASES = {f"{name}, {dialect}": partial(case, dialect) for name, case in OF_DIALECTS.items() for dialect in DIALECTS}
+CASES |= {"packed": packed, "packed states": packed_states, "encoder": encoder}
+CASES |= {f"pictures, {family}": partial(pictures, family) for family in VISION_FAMILIES}
 COUNTED = Waits()
 
 

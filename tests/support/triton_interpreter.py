@@ -8,7 +8,6 @@ there is a GPU, `python -m tests.support.triton_interpreter cuda` computes the c
 those of a part, such as `cuda 0 4`, the first of four.
 """
 
-import collections
 import contextlib
 import functools
 import importlib
@@ -49,12 +48,7 @@ from retnet_hf.gpu import (
 from retnet_hf.modules.layers import RetNetRMSNorm
 from retnet_hf.ops import gradients
 from retnet_hf.ops.kernels import load_kernels
-from retnet_hf.ops.retention_forms import (
-    bidirectional_retention,
-    recurrent_retention,
-    recurrent_step_,
-    step_decay,
-)
+from retnet_hf.ops.retention_forms import bidirectional_retention, recurrent_retention, recurrent_step_, step_decay
 from retnet_hf.ops.retention_packed import packed_documents, packed_step_, retention_of_documents
 from retnet_hf.ops.retention_split import Context, SplitPlan, split_layout
 from tests.support.one_rank import join_alone
@@ -96,40 +90,21 @@ def multiply_bfloat16_as_a_device_does() -> None:
 
 def with_launches(case, least: int) -> dict[str, float]:
     """The errors of a case, and whether it launched at least so many kernels."""
-    launched = collections.Counter()
-
-    def counted(kernel, *arguments, **options):
-        launched[kernel] += 1
-        return launching.launch(kernel, *arguments, **options)
-
+    launch = mock.Mock(wraps=launching.launch)
     with contextlib.ExitStack() as patches:
         for module in (retention_triton, rotation_triton, gates_triton, cross_entropy_triton):
-            patches.enter_context(mock.patch.object(module, "launch", counted))
+            patches.enter_context(mock.patch.object(module, "launch", launch))
         found = case()
-    return found | {"launches": 0.0 if launched.total() >= least else math.inf}
+    return found | {"launches": 0.0 if launch.call_count >= least else math.inf}
 
 
 class Case:
     """Random operands of one size, and weights of all results, whose gradients are compared."""
 
     def __init__(
-        self,
-        length=37,
-        key_dim=16,
-        value_dim=24,
-        batch=1,
-        heads=2,
-        groups=None,
-        decays=None,
-        dtype="float32",
-        scale=1.0,
-        weight_scale=1.0,
-        initial=True,
-        mask=False,
-        reset=False,
-        tokens_first=False,
-        **options,
-    ):
+        self, length=37, key_dim=16, value_dim=24, batch=1, heads=2, groups=None, decays=None, dtype="float32", scale=1.0,
+        weight_scale=1.0, initial=True, mask=False, reset=False, tokens_first=False, **options,
+    ):  # fmt: skip
         generator = torch.Generator().manual_seed(length + key_dim)
         groups, decays = groups or heads, decays or heads
         self.dtype, self.options = getattr(torch, dtype), options
@@ -155,36 +130,28 @@ class Case:
             self.weights[0] = self.weights[0] * self.mask[:, None, :, None]
 
     def results(self, function, dtype=None, change=lambda tensor: tensor) -> dict[str, torch.Tensor]:
-        """Of a form of retention: output, state, and all gradients, in one dtype or in those the case has."""
+        """Of a form of retention: output, state if there is one, and all gradients, in one dtype or in those of the case."""
         leaves = [change(operand.to(dtype or operand.dtype)).detach().requires_grad_() for operand in self.operands]
         state = leaves[3] if len(leaves) > 3 else None
-        output, final = function(*leaves[:3], self.log_decay.to(dtype or torch.float32), state, self.mask, self.reset)
-        weights = [change(weight.to(output.dtype)) for weight in self.weights]
-        gradients = torch.autograd.grad([output, final], leaves, weights)
-        output = output if self.mask is None else output * self.mask[:, None, :, None]
-        names = ["output", "final state", "query gradient", "key gradient", "value gradient", "initial state gradient"]
-        return dict(zip(names, [output, final, *gradients]))
-
-    def results_both_ways(self, function, dtype=None, change=lambda tensor: tensor) -> dict[str, torch.Tensor]:
-        """Of retention in both directions: output and all gradients."""
-        leaves = [change(operand.to(dtype or operand.dtype)).detach().requires_grad_() for operand in self.operands[:3]]
-        output = function(*leaves, self.log_decay.to(dtype or torch.float32), self.mask, self.reset)
-        weights = change(self.weights[0].to(output.dtype))
-        if self.mask is not None:
-            output = output * self.mask[:, None, :, None]
-        gradients = torch.autograd.grad(output, leaves, weights)
-        return dict(zip(["output", "query gradient", "key gradient", "value gradient"], [output, *gradients]))
+        found = function(*leaves[:3], self.log_decay.to(dtype or torch.float32), state, self.mask, self.reset)
+        weights = [change(weight.to(found[0].dtype)) for weight in self.weights[: len(found)]]
+        gradients = torch.autograd.grad(found, leaves, weights)
+        output = found[0] if self.mask is None else found[0] * self.mask[:, None, :, None]
+        named = dict(zip(["output", "final state"], [output, *found[1:]]))
+        return named | dict(zip(["query gradient", "key gradient", "value gradient", "initial state gradient"], gradients))
 
     def errors(self) -> dict[str, float]:
-        chunk_size, segments = self.options.get("chunk_size", 16), self.options.get("segments")
-        largest = self.options.get("largest_chunk", 64)
+        options = {"chunk_size": self.options.get("chunk_size", 16)}
+        segments, largest = self.options.get("segments"), self.options.get("largest_chunk", 64)
 
         def chunkwise(*operands):
-            return retention_triton.chunkwise_retention_triton(*operands, chunk_size)
+            return retention_triton.chunkwise_retention_triton(*operands, **options)
 
-        def both_ways(query, key, value, log_decay, *marks):
-            options = {"chunk_size": chunk_size, "bidirectional": True}
-            return retention_triton.chunkwise_retention_triton(query, key, value, log_decay, None, *marks, **options)[0]
+        def both_ways(*operands):
+            return retention_triton.chunkwise_retention_triton(*operands, **options, bidirectional=True)[:1]
+
+        def both_ways_expected(query, key, value, log_decay, _, *marks):
+            return [bidirectional_retention(query, key, value, log_decay, *marks)]
 
         def small_tiles(dtype, chunk, *sizes):
             return retention_triton.Tiles(chunk, 16, 16, 4, 1)
@@ -196,16 +163,15 @@ class Case:
             read_tiles=small_tiles if self.options.get("small_tiles") else retention_triton.read_tiles,
             state_tiles=small_tiles if self.options.get("small_tiles") else retention_triton.state_tiles,
         ):
-            if self.options.get("bidirectional"):
-                return self.errors_of(both_ways, bidirectional_retention, self.results_both_ways)
-            return self.errors_of(chunkwise, recurrent_retention, self.results)
+            both = self.options.get("bidirectional")
+            return self.errors_of(*((both_ways, both_ways_expected) if both else (chunkwise, recurrent_retention)))
 
-    def errors_of(self, kernel, reference, results) -> dict[str, float]:
-        actual, expected = results(kernel), results(reference, torch.float64)
+    def errors_of(self, kernel, reference) -> dict[str, float]:
+        actual, expected = self.results(kernel), self.results(reference, torch.float64)
         # Results are sums of products, whose sizes without their signs bound what rounding does to them: of operands that
         # are sums themselves or have been decayed, three in a row at most, and of a gradient at its end; and in float32 of
         # every addend.
-        sizes = results(reference, torch.float64, torch.abs)
+        sizes = self.results(reference, torch.float64, torch.abs)
         addends = sum(self.operands[0].shape[-2:]) + self.operands[2].shape[-1] + 32
         relative = 4 * ROUNDING[self.dtype] + addends * ROUNDING[torch.float32]  # also of an output in bfloat16
         return {name: worst(actual[name], expected[name], relative * sizes[name] + 1e-7) for name in expected}
@@ -217,12 +183,16 @@ def worst(actual, expected, allowed) -> float:
     return error if error == error else float("inf")
 
 
+def apart(actual: dict, expected: dict) -> dict[str, float]:
+    """Results of two functions in float32, by the largest value."""
+    return {name: worst(actual[name], right.double(), 1e-4 * right.abs().max()) for name, right in expected.items()}
+
+
 def steps(heads=2, groups=None, decays=None, dtype="float32", mask=False, reset=False, key_dim=20, value_dim=24) -> dict:
     """Some tokens of decoding, against the same steps in PyTorch."""
     case = Case(4, key_dim, value_dim, 2, heads, groups, decays, dtype, mask=mask, reset=reset)
-    state = case.operands[3].clone()
-    expected_state, outputs = state.double(), []
-    pointer = state.data_ptr()
+    state, outputs = case.operands[3].clone(), []
+    expected_state, pointer = state.double(), state.data_ptr()
     for n in range(4):
         marks = [None if marks is None else marks[:, n : n + 1] for marks in (case.mask, case.reset)]
         token = [operand[:, :, n : n + 1] for operand in case.operands[:3]]
@@ -230,8 +200,7 @@ def steps(heads=2, groups=None, decays=None, dtype="float32", mask=False, reset=
         exact = step_decay(case.log_decay.double(), *marks)
         outputs.append((output, recurrent_step_(*(operand.double() for operand in token), expected_state, exact)[0]))
     assert state.data_ptr() == pointer
-    found = {"output": max(worst(*pair, 1e-5 * key_dim) for pair in outputs), "state": worst(state, expected_state, 1e-5)}
-    return found
+    return {"output": max(worst(*pair, 1e-5 * key_dim) for pair in outputs), "state": worst(state, expected_state, 1e-5)}
 
 
 def split(decay=None, autocast=False, **sizes) -> dict[str, float]:
@@ -252,7 +221,7 @@ def split(decay=None, autocast=False, **sizes) -> dict[str, float]:
         return plan.compute(0, query, key, value, state)[:2]
 
     with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
-        return case.errors_of(segments, recurrent_retention, case.results)
+        return case.errors_of(segments, recurrent_retention)
 
 
 def packed(lengths: list[int], initial=True, **sizes) -> dict[str, float]:
@@ -296,15 +265,13 @@ def packed_steps(groups=None, begins=False, rows=True, dtype="float32") -> dict[
     return found
 
 
-def rotation(
-    length=37, size=24, batch=2, heads=3, angles=1, dtype="float32", tokens_first=True, strided=False, expanded=False
-) -> dict[str, float]:
+def rotation(length=37, size=24, angles=1, dtype="float32", tokens_first=True, strided=False, expanded=False) -> dict:
     """Rotated vectors, their gradient and the gradient of that, against the same in float64.
 
     `strided`: no operand is dense in memory. `expanded`: the gradient that comes in is one number.
     """
     generator, dtype = torch.Generator().manual_seed(length), getattr(torch, dtype)
-    shape = (batch, length, heads, size) if tokens_first else (batch, heads, length, size)
+    shape = (2, length, 3, size) if tokens_first else (2, 3, length, size)
     vectors, upstream, twice = (torch.randn(shape, generator=generator).to(DEVICE, dtype) for _ in range(3))
     if tokens_first:
         vectors, upstream, twice = (tensor.transpose(1, 2) for tensor in (vectors, upstream, twice))
@@ -369,13 +336,10 @@ def gates(
     # sums of a row and of the rows in float32, a few operations, and one rounding
     relative = (size + batch * length * heads + 16) * ROUNDING[torch.float32]
     relative += 0 if dtype == torch.float32 else 2 * ROUNDING[dtype]
-    names = ["output", "values gradient", "gate gradient", "weight gradient", "gradient of the gradients"]
-    names = names if len(actual) == 5 else [name for name in names if name != "weight gradient"]
-    rough = {"gradient of the gradients": 1 if dtype == wide else 16}  # PyTorch computes it from rounded numbers
-    return {
-        name: worst(own, exact, rough.get(name, 1) * relative * exact.abs().max())
-        for name, own, exact in zip(names, actual, first)
-    }
+    names = ["output", "values gradient", "gate gradient", "weight gradient"][: len(actual) - 1] + ["second gradient"]
+    rough = {"second gradient": 1 if dtype == wide else 16}  # PyTorch computes it from rounded numbers
+    triples = zip(names, actual, first)
+    return {name: worst(own, exact, rough.get(name, 1) * relative * exact.abs().max()) for name, own, exact in triples}
 
 
 def cross_entropy(rows=5, columns=23, dtype="float32", in_place=False) -> dict[str, float]:
@@ -391,12 +355,10 @@ def cross_entropy(rows=5, columns=23, dtype="float32", in_place=False) -> dict[s
     rounding = 0 if dtype == torch.float32 else ROUNDING[dtype]
     logits = torch.full_like(logits, float("-inf"))
     logits[:, -3:] = 1.0
-    certain = cross_entropy_triton.cross_entropy_triton_(
-        logits, torch.full_like(labels, columns - 1), -100, torch.float32, torch.empty_like(logits)
-    )
-    wrong = labels.clone()
-    wrong[0] = columns
-    unknown = cross_entropy_triton.cross_entropy_triton_(logits, wrong, -100, torch.float32, torch.empty_like(logits))
+    more = -100, torch.float32, torch.empty_like(logits)
+    certain = cross_entropy_triton.cross_entropy_triton_(logits, torch.full_like(labels, columns - 1), *more)
+    labels[0] = columns
+    unknown = cross_entropy_triton.cross_entropy_triton_(logits, labels, *more)
     return {
         "loss": worst(loss, expected, (columns + rows) * ROUNDING[torch.float32] * expected),
         "gradient": worst(gradient, exact, rounding * exact.abs() + columns * ROUNDING[torch.float32]),
@@ -408,20 +370,18 @@ def cross_entropy(rows=5, columns=23, dtype="float32", in_place=False) -> dict[s
 def left_to_pytorch() -> dict:
     """A gradient of the gradient, and one of log_decay."""
     case = Case(9, 4, 5)
-    found = {}
-    for name, function in (("actual", retention_triton.chunkwise_retention_triton), ("expected", recurrent_retention)):
-        leaves = [operand.double() if name == "expected" else operand for operand in case.operands]
-        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-        log_decay = case.log_decay.to(leaves[0].dtype)
+
+    def results(function, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        leaves = [operand.to(dtype).detach().requires_grad_() for operand in case.operands]
+        log_decay = case.log_decay.to(dtype)
         output, final = function(*leaves[:3], log_decay, leaves[3])
         first = torch.autograd.grad(output.square().sum() + final.sum(), leaves, create_graph=True)
         second = torch.autograd.grad(sum(gradient.square().sum() for gradient in first), leaves)
-        log_decay = log_decay.detach().requires_grad_()
-        (of_decay,) = torch.autograd.grad(function(*leaves[:3], log_decay, leaves[3])[0].sum(), log_decay)
-        found[name] = [*second, of_decay]
-    names = ("query", "key", "value", "state", "log_decay")
-    pairs = zip(names, found["actual"], found["expected"])
-    return {name: worst(actual, expected, 1e-4 * expected.abs().max()) for name, actual, expected in pairs}
+        of_decay = torch.autograd.grad(function(*leaves[:3], log_decay.requires_grad_(), leaves[3])[0].sum(), log_decay)
+        return dict(zip(("query", "key", "value", "state", "log_decay"), [*second, *of_decay]))
+
+    actual = results(retention_triton.chunkwise_retention_triton, torch.float32)
+    return apart(actual, results(recurrent_retention, torch.float64))
 
 
 class TrainedModel:
@@ -444,9 +404,9 @@ class TrainedModel:
         self.mask[0, :5] = 0
 
     def trained(self, model, call=None) -> dict[str, torch.Tensor]:
-        call = model if call is None else call
         model.zero_grad()
         labels = self.ids.masked_fill(self.mask == 0, -100)
+        call = model if call is None else call
         output = call(input_ids=self.ids, attention_mask=self.mask, labels=labels, use_cache=False)
         output.loss.backward()
         gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
@@ -457,40 +417,25 @@ class TrainedModel:
         ids = self.ids[:, :20]
         options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "output_logits": True}
         options["disable_compile"] = True  # a captured step would call kernels unseen
-        found = model.generate(
-            ids, attention_mask=self.mask[:, :20], pad_token_id=0, return_dict_in_generate=True, **options
-        )
-        return torch.stack(found.logits)
+        options |= {"attention_mask": self.mask[:, :20], "pad_token_id": 0, "return_dict_in_generate": True}
+        return torch.stack(model.generate(ids, **options).logits)
 
     def errors(self) -> dict[str, float]:
-        calls, kernels = collections.Counter(), self.with_kernels.model.kernels
-
-        def counted(name):
-            def call(*operands, **options):
-                calls[name] += 1
-                return getattr(kernels, name)(*operands, **options)
-
-            return call
-
-        names = ("chunkwise", "rotate", "gated", "normed_gate")
+        kernels, names = self.with_kernels.model.kernels, ("chunkwise", "rotate", "gated", "normed_gate")
+        counted = {name: mock.Mock(wraps=getattr(kernels, name)) for name in names}
         for module in self.with_kernels.modules():
             if hasattr(module, "kernels"):
-                module.kernels = kernels._replace(**{name: counted(name) for name in names}, checked=False)
-        expected, actual = self.trained(self.plain), self.trained(self.with_kernels)
-        found = {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
-        expected, actual = self.generated(self.plain), self.generated(self.with_kernels)
-        found["logits of decoding"] = worst(actual, expected, 1e-4 * expected.abs().max())
+                module.kernels = kernels._replace(**counted, checked=False)
+        found = apart(self.trained(self.with_kernels), self.trained(self.plain))
+        found |= apart(*({"logits of decoding": self.generated(model)} for model in (self.with_kernels, self.plain)))
         layers = self.plain.config.layer_types.count("linear_attention")
-        found["calls"] = 0.0 if calls["chunkwise"] == 2 * layers else math.inf
-        passes = 1 + 8  # of training, and of generation
-        found["rotations"] = 0.0 if calls["rotate"] >= passes * layers else math.inf
-        found["gates"] = 0.0 if min(calls["gated"], calls["normed_gate"]) >= passes * layers else math.inf
-        return found
+        # passes of training and of generation; a prompt and a sequence of training are chunkwise
+        least = {name: 2 * layers if name == "chunkwise" else (1 + 8) * layers for name in names}
+        return found | {name: 0.0 if counted[name].call_count >= least[name] else math.inf for name in names}
 
     def errors_compiled(self) -> dict[str, float]:
         compiled = torch.compile(self.with_kernels, backend="aot_eager", fullgraph=True)
-        expected, actual = self.trained(self.plain), self.trained(self.with_kernels, compiled)
-        return {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
+        return apart(self.trained(self.with_kernels, compiled), self.trained(self.plain))
 
     def errors_in_parts(self) -> dict[str, float]:
         """Of packed documents that continue from rows of a state, and of the segments of a rank, with checkpoints."""
@@ -518,41 +463,32 @@ class TrainedModel:
         layers = self.plain.config.num_hidden_layers
         # scans of documents of two sizes, and of the segments in two forward passes and a backward pass
         calls = {"scan_states": (2 + 2 + 3) * layers, "launch_step": layers}
-        expected, actual = found
-        errors = {name: worst(actual[name], right, 1e-4 * right.abs().max()) for name, right in expected.items()}
         called = {name: function.call_count for name, function in counted.items()}
-        return errors | {"calls": 0.0 if called == calls else math.inf}
+        return apart(*reversed(found)) | {"calls": 0.0 if called == calls else math.inf}
 
     def errors_checkpointed(self) -> dict[str, float]:
         expected = self.trained(self.plain.train())
         self.with_kernels.train().gradient_checkpointing_enable()
-        actual = self.trained(self.with_kernels)
-        return {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
+        return apart(self.trained(self.with_kernels), expected)
 
 
 def pictures(family: str, **options) -> dict[str, float]:
     """Logits and gradients of a vision model with kernels, against the same without."""
     sys.path[:0] = [] if str(Path(__file__).parent) in sys.path else [str(Path(__file__).parent)]
-    module, launched = importlib.import_module("small_vision_models"), collections.Counter()
-    shown, found = (module.vir_images() if family == "vir" else module.stage_images()).to(DEVICE), []
-    chunkwise = retention_triton.launch_chunkwise
-
-    def counted(*call):
-        launched["chunkwise"] += 1
-        return chunkwise(*call)
-
-    for kernels in ("torch", "triton"):
+    module, found = importlib.import_module("small_vision_models"), []
+    shown = (module.vir_images() if family == "vir" else module.stage_images()).to(DEVICE)
+    chunkwise = mock.Mock(wraps=retention_triton.launch_chunkwise)
+    for kernels in ("triton", "torch"):
         model = getattr(module, f"small_{family}")(**options).to(DEVICE)
         for part in model.modules():
             if hasattr(part, "kernels"):
                 part.kernels = load_kernels(kernels)._replace(checked=False)
-        with mock.patch.object(retention_triton, "launch_chunkwise", counted):
+        with mock.patch.object(retention_triton, "launch_chunkwise", chunkwise):
             output = model(shown, labels=torch.zeros(len(shown), dtype=torch.long, device=DEVICE))
             output.loss.backward()
         gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
         found.append({"logits": output.logits.detach(), "gradients": torch.cat(gradients)})
-    errors = {name: worst(found[1][name], right.double(), 1e-4 * right.abs().max()) for name, right in found[0].items()}
-    return errors | {"launches": 0.0 if launched["chunkwise"] else math.inf}
+    return apart(*found) | {"launches": 0.0 if chunkwise.called else math.inf}
 
 
 def operators() -> dict[str, float]:
@@ -571,9 +507,8 @@ def operators() -> dict[str, float]:
     torch.library.opcheck(retention_triton.chunkwise_operator, nothing_else, test_utils=quick)
     token = [operand[:, :, 0:1].detach() for operand in leaves[:3]]
     step = step_decay(case.log_decay)
-    torch.library.opcheck(
-        retention_triton.recurrent_step_operator, (*token, step.decay, step.write_mask, leaves[3].detach())
-    )
+    operands = (*token, step.decay, step.write_mask, leaves[3].detach())
+    torch.library.opcheck(retention_triton.recurrent_step_operator, operands)
     with FakeTensorMode(), torch.no_grad():  # as tools have it that measure a model's memory without computing
         vectors, angles, decays = torch.empty(1, 2, 5, 16), torch.empty(1, 1, 5, 8), torch.empty(2)
         turned, _ = rotation_triton.rotate_triton(vectors, vectors, (angles, angles), (angles, angles))
@@ -604,58 +539,53 @@ def check_of_the_kernels() -> dict[str, float]:
     return found
 
 
-def is_refused(function, *operands) -> bool:
-    try:
-        function(*operands)
-    except RuntimeError:
-        return True
-    return False
-
-
 def refused() -> dict[str, float]:
     """Operands that do not belong together, of which each but the first is wrong: 1 for what was not refused."""
     case = Case(20, 16, 24, batch=2, heads=4, groups=2)
     query, key, value, state = case.operands
+    vectors, angles = torch.zeros(2, 3, 5, 16, device=DEVICE), torch.zeros(2, 1, 5, 8, device=DEVICE)
+
+    def retention(query=query, key=key, value=value, state=state, mask=None):
+        return lambda: retention_triton.chunkwise_operator(query, key, value, case.log_decay, state, mask, None, 16)
+
+    def rotated(vectors, cos, sin, keys=None):
+        turns = (cos, sin), (cos, sin)
+        return lambda: rotation_triton.rotate_once(vectors, vectors if keys is None else keys, *turns, False)
+
+    def forwards():  # PyTorch's rotation refuses it, since it writes into given tensors
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(vectors, vectors)
+            rotation_triton.rotate_triton(dual, dual, (angles, angles), (angles, angles))
+
     wrong = {
-        "none": (query, key, value, state, None),
-        "keys of another size": (query, key[..., :8], value, state, None),
-        "values of fewer tokens": (query, key, value[:, :, :9], state, None),
-        "a state of one sequence": (query, key, value, state[:1], None),
-        "a state of other heads": (query, key, value, state[:, :2], None),
-        "a state turned around": (query, key, value, state.mT, None),
-        "a mask of other tokens": (query, key, value, state, torch.ones(2, 10, dtype=torch.bool, device=DEVICE)),
+        "none": retention(),
+        "keys of another size": retention(key=key[..., :8]),
+        "values of fewer tokens": retention(value=value[:, :, :9]),
+        "a state of one sequence": retention(state=state[:1]),
+        "a state of other heads": retention(state=state[:, :2]),
+        "a state turned around": retention(state=state.mT),
+        "a mask of other tokens": retention(mask=torch.ones(2, 10, dtype=torch.bool, device=DEVICE)),
+        "angles of fewer tokens": rotated(vectors, angles[:, :, :3], angles[:, :, :3]),
+        "angles of another size": rotated(vectors, angles[..., :4], angles[..., :4]),
+        "angles of more rows": rotated(vectors[:1], angles, angles),
+        "sines of fewer rows": rotated(vectors, angles, angles[:1]),
+        "an odd size": rotated(vectors[..., :15], angles[..., :7], angles[..., :7]),
+        "keys of fewer tokens": rotated(vectors, angles, angles, vectors[:, :, :4]),
+        "a derivative forwards": forwards,
     }
     found = {}
-    vectors, angles = torch.zeros(2, 3, 5, 16, device=DEVICE), torch.zeros(2, 1, 5, 8, device=DEVICE)
-    wrong_rotations = {
-        "angles of fewer tokens": (vectors, angles[:, :, :3], angles[:, :, :3]),
-        "angles of another size": (vectors, angles[..., :4], angles[..., :4]),
-        "angles of more rows": (vectors[:1], angles, angles),
-        "sines of fewer rows": (vectors, angles, angles[:1]),
-        "an odd size": (vectors[..., :15], angles[..., :7], angles[..., :7]),
-    }
-    for name, operands in wrong_rotations.items():
-        rotated, *turns = operands
-        found[name] = float(not is_refused(rotation_triton.rotate_once, rotated, rotated, turns, turns, False))
-    operands = vectors, vectors[:, :, :4], (angles, angles), (angles, angles), False
-    found["keys of fewer tokens"] = float(not is_refused(rotation_triton.rotate_once, *operands))
-    with forward_ad.dual_level():  # PyTorch's rotation refuses it, since it writes into given tensors
-        dual = forward_ad.make_dual(vectors, vectors)
-        turns = angles, angles
-        found["a derivative forwards"] = float(not is_refused(rotation_triton.rotate_triton, dual, dual, turns, turns))
-    for name, (query, key, value, state, mask) in wrong.items():
-        operands = (query, key, value, case.log_decay, state, mask, None, 16)
-        found[name] = float(is_refused(retention_triton.chunkwise_operator, *operands) != (name != "none"))
+    for name, call in wrong.items():
+        try:
+            call()
+            found[name] = float(name != "none")
+        except RuntimeError:
+            found[name] = float(name == "none")
     return found
 
 
 def left_out() -> dict[str, float]:
     """Gates that a kernel would compute wrongly: 1 for those that a kernel computes."""
-    launched, found = collections.Counter(), {}
-
-    def counted(*arguments, **options):
-        launched["gates"] += 1
-        return launching.launch(*arguments, **options)
+    found = {}
 
     def norm(weight=None) -> RetNetRMSNorm:
         module = RetNetRMSNorm(8, 1e-6).to(DEVICE)
@@ -676,10 +606,9 @@ def left_out() -> dict[str, float]:
         "another activation": (values, norm(), gate, torch.nn.GELU()),
     }
     for name, operands in cases.items():
-        launched.clear()
-        with mock.patch.object(gates_triton, "launch", counted):
+        with mock.patch.object(gates_triton, "launch", wraps=launching.launch) as launch:
             result = gates_triton.normed_gate_triton(*operands)
-        found[name] = float((launched["gates"] > 0) != (name == "none"))
+        found[name] = float(launch.called != (name == "none"))
         found[f"{name}, values"] = worst(result, gradients.normed_gate(*operands).double(), 1e-5)
     return found
 
@@ -703,35 +632,34 @@ PICTURES = {
 }
 
 
-def cases_of_the_tests() -> dict[str, dict]:
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tests_around" / "triton")]
-    import test_retention_triton as tests
-
-    return tests.CASES
-
-
 if __name__ == "__main__":
     if DEVICE == "cpu":
         multiply_bfloat16_as_a_device_does()
     torch.set_num_threads(1)
-    cases = json.loads(sys.stdin.read()) if DEVICE == "cpu" else cases_of_the_tests()
+    if DEVICE == "cpu":
+        cases = json.loads(sys.stdin.read())
+    else:
+        sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tests_around" / "triton")]
+        cases = importlib.import_module("test_retention_triton").CASES
     work = {name: Case(**case).errors for name, case in cases["chunkwise"].items()}
     work |= {name: functools.partial(steps, **case) for name, case in cases["steps"].items()}
-    for kind, function in {"rotations": rotation, "gates": gates, "losses": cross_entropy}.items():
-        for name, case in cases[kind].items():
-            work[name] = functools.partial(with_launches, functools.partial(function, **case), 2)
-    for kind, function, least in (("split", split, 6), ("packed", packed, 1), ("packed steps", packed_steps, 1)):
+    launching_kinds = {"rotations": (rotation, 2), "gates": (gates, 2), "losses": (cross_entropy, 2), "split": (split, 6)}
+    launching_kinds |= {"packed": (packed, 1), "packed steps": (packed_steps, 1)}
+    for kind, (function, least) in launching_kinds.items():
         for name, case in cases[kind].items():
             work[name] = functools.partial(with_launches, functools.partial(function, **case), least)
     work |= {name: lambda options=options: TrainedModel(**options).errors() for name, options in MODELS.items()}
-    work["model, compiled"] = lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()
     work |= {name: functools.partial(pictures, **options) for name, options in PICTURES.items()}
-    work["wrong shapes"], work["left out"] = refused, left_out
-    work["model, gradient checkpointing"] = lambda: TrainedModel().errors_checkpointed()
-    work["model, sequences in parts"] = lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_in_parts()
-    work["operators"] = operators
-    work["check of the kernels"] = check_of_the_kernels
-    work["left to PyTorch"] = left_to_pytorch
+    work |= {
+        "model, compiled": lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled(),
+        "model, gradient checkpointing": lambda: TrainedModel().errors_checkpointed(),
+        "model, sequences in parts": lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_in_parts(),
+        "wrong shapes": refused,
+        "left out": left_out,
+        "operators": operators,
+        "check of the kernels": check_of_the_kernels,
+        "left to PyTorch": left_to_pytorch,
+    }
     part, parts = map(int, sys.argv[2:4] or (0, 1))
     found = {name: work[name]() for name in list(work)[part::parts]}
     print(json.dumps(found))
