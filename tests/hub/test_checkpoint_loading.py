@@ -1,3 +1,4 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """from_pretrained reads folders of fla and syncdoth as they are, and saves them under our own names."""
 
 import dataclasses

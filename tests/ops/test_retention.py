@@ -1,3 +1,4 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The operator: every form is one function, against the slow recurrence and against plain removal of tokens."""
 
 import importlib

@@ -1,3 +1,4 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The bidirectional encoder: γ^|n-m| in linear time, against the masked product, and RetNetForMaskedLM."""
 
 import pytest

@@ -1,3 +1,4 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The loss of a language model is cross entropy of its logits, in less memory."""
 
 import pytest

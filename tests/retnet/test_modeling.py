@@ -1,3 +1,4 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """RetNetModel: every option in every form, the paper's initialisation, retention maps, gradients through the state."""
 
 import math

@@ -1,3 +1,4 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Positions: exact at any distance, counted over the tokens that are there, and read from every form users give them in."""
 
 import math

@@ -1,3 +1,4 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """What can be done with a state in any order leaves it the state of the text that was read: property tests in float64."""
 
 import json

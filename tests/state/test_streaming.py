@@ -1,3 +1,4 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Streams: scores do not depend on the cut, memory not on the length, and training carries the state."""
 
 import math

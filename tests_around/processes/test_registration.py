@@ -1,3 +1,4 @@
+# Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The Auto classes find our models, whoever else uses their model_types: each case in a process of its own."""
 
 import pytest
