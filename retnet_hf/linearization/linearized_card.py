@@ -2,7 +2,6 @@
 """The report of a linearization as sections of a model card."""
 
 import math
-from collections.abc import Collection, Mapping
 
 from .recall import CHOICES
 from .what_was_kept import Report, is_worse
@@ -30,9 +29,6 @@ def markdown(report: Report) -> str:
     for name, theirs in teacher.by_text.items():
         ours, unseen = student.by_text[name], " (not used in training)" if name in report.unseen else ""
         rows.append(compared(f"perplexity of `{name}`{unseen}", theirs, ours, ".2f", f"{ours / theirs:.3f}"))
-    for place, theirs in teacher.by_position.items():
-        ours = student.by_position[place]
-        rows.append(compared(f"perplexity of tokens {place} of a block", theirs, ours, ".2f", f"{ours / theirs:.3f}"))
     recalled = [
         (f"{pairs} pairs of tokens recalled", share, student.associative_recall[pairs])
         for pairs, share in teacher.associative_recall.items()
@@ -78,10 +74,6 @@ def markdown(report: Report) -> str:
     ]
     if report.divergence is not None:
         lines += ["", f"Its distributions of the next token diverge from the source's by {report.divergence:.4f} nats."]
-    if report.without:
-        whole = report.without["nothing"]
-        lines += ["", "| switched off | perplexity | ratio to the whole model |", "|---|---:|---:|"]
-        lines += [f"| {part} | {found:.2f} | {found / whole:.3f} |" for part, found in report.without.items()]
     if report.answers:
         lines += ["", "| prompt | source | this model |", "|---|---|---|"]
         rows = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in report.answers]
@@ -90,24 +82,7 @@ def markdown(report: Report) -> str:
         if is_worse(stage.before, stage.after):
             sentence = f"**The stage {stage.name} made the model worse**: it may need more steps, or a lower learning rate."
             lines += ["", sentence]
-    if report.layer_costs:
-        sentence = "Loss of the model if a layer sees only a window, in nats. Layers with a star kept their attention:"
-        lines += ["", sentence, "", "```text", *cost_bars(report.layer_costs, report.layer_errors), "```"]
-    if report.layer_errors:
-        worst = sorted(report.layer_errors, key=report.layer_errors.get, reverse=True)
-        named = ", ".join(f"{layer} ({report.layer_errors[layer]:.2f})" for layer in worst[:8])
-        lines += ["", "Squared error of layers relative to the attention that they replaced, largest first: "]
-        lines[-1] += f"{named} (measured on training text)."
     return "\n".join(lines) + "\n"
-
-
-def cost_bars(costs: Mapping[int, float], replaced: Collection[int], width: int = 40) -> list[str]:
-    """Returns a line for each layer, with a bar that shows its cost."""
-    longest = max(max(costs.values()), 1e-12)
-    return [
-        f"{' ' if layer in replaced else '*'}{layer:3} {cost:7.3f} {'█' * round(width * max(cost, 0.0) / longest)}".rstrip()
-        for layer, cost in costs.items()
-    ]
 
 
 def _recall_sentences(report: Report) -> list[str]:

@@ -3,8 +3,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,10 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from retnet_hf import RetNetForCausalLM, RetNetState
+from retnet_hf import RetNetState
 from retnet_hf.retnet.generation_retnet import CACHE
 
-from .measures import SCORED_TOKENS, edges_of, losses_of, mean_divergence, perplexity, score
+from .measures import SCORED_TOKENS, losses_of, mean_divergence, score
 from .recall import CHOICES, CUE, NEEDLE, NEEDLES, SEQUENCES, associative_recall, needle_recall
 
 
@@ -46,7 +45,7 @@ class Extent:
         lengths = [times * block_size for times in self.times]
         recall = self.needles * sum(lengths) + self.lists * 4 * sum(PAIRS)
         decoding = sum(lengths) + len(lengths) * (self.rounds + 1) * DECODED * 30
-        return (len(lengths) + 3) * max(self.tokens, *lengths) + recall + decoding  # 3 for texts, parts and divergence
+        return (len(lengths) + 2) * max(self.tokens, *lengths) + recall + decoding  # 2 for texts and divergence
 
 
 @dataclass
@@ -54,7 +53,6 @@ class Measures:
     """Measures of one model. Lengths are in tokens, losses in nats per token. Short texts lack some measures."""
 
     perplexity: dict[int, float] = field(default_factory=dict)  # by length of the block
-    by_position: dict[str, float] = field(default_factory=dict)  # perplexity, by position in the longest block
     by_text: dict[str, float] = field(default_factory=dict)  # perplexity, in blocks of four times the trained length
     repeated_loss: float | None = None  # AR-Hit, at the trained length
     first_loss: float | None = None  # First-Occur
@@ -96,11 +94,9 @@ class Report:
     held_out: int  # number of tokens on which both models are measured, not used in training
     teacher: Measures
     student: Measures
-    layer_errors: dict[int, float]  # errors of the replaced layers
     trainings: list[Training]
-    layer_costs: dict[int, float] = field(default_factory=dict)  # costs of all layers, if kept layers were chosen by cost
+    layer_costs: dict[int, float] = field(default_factory=dict)  # loss if a layer sees only a window, in nats, if measured
     divergence: float | None = None  # of this model from the source on the held-out tokens, in nats
-    without: dict[str, float] = field(default_factory=dict)  # perplexity with a part switched off, as `by_text`
     unseen: list[str] = field(default_factory=list)  # texts that were not used in training
     answers: list[tuple[str, str, str]] = field(default_factory=list)  # prompt, the source's continuation, and this model's
     extent: Extent = Extent()  # how much was measured
@@ -143,9 +139,6 @@ def measure_text(
         measures.perplexity[length] = scores.perplexity
         if length == block_size:
             measures.repeated_loss, measures.first_loss = scores.repeated, scores.first
-        edges = edges_of(length)
-        places = (f"{first + 1} to {last}" for first, last in zip(edges, edges[1:]))
-        measures.by_position = {place: perplexity(loss) for place, loss in zip(places, scores.by_position)}
     for pairs in PAIRS:
         if len(vocabulary) >= 4 * pairs:
             measures.associative_recall[pairs] = associative_recall(model, vocabulary, pairs, extent.lists)
@@ -168,41 +161,6 @@ def measure_texts(
     for name, stream in texts.items():
         for model, measures in models.items():
             measures.by_text[name] = perplexity_of(model, stream, block_size, extent.tokens // len(texts))
-
-
-def parts_of(model: RetNetForCausalLM) -> list[str]:
-    """Returns the parts of the model that can be switched off, from "sinks" and "kept layers"."""
-    config = model.config
-    sinks = config.is_hybrid and config.attention_sinks
-    kept = config.is_hybrid and "full_attention" in config.layer_types and config.sliding_window
-    return [part for part, found in (("sinks", sinks), ("kept layers", kept)) if found]
-
-
-@contextmanager
-def switched_off(model: RetNetForCausalLM, part: str) -> Iterator[None]:
-    """Switches off a part of the model within a `with` block. Without "kept layers", these layers have the window, too."""
-    config = model.config
-    changes = {"attention_sinks": 0}
-    if part == "kept layers":
-        kinds = ["sliding_attention" if kind == "full_attention" else kind for kind in config.layer_types]
-        changes = {"layer_types": kinds}
-    earlier = {name: getattr(config, name) for name in changes}
-    vars(config).update(changes)  # without checks, since the configuration is restored afterwards
-    try:
-        yield
-    finally:
-        vars(config).update(earlier)
-
-
-def measure_parts(model: RetNetForCausalLM, stream: Tensor, block_size: int, extent: Extent = Extent()) -> dict[str, float]:
-    """Returns `perplexity_of` the whole model ("nothing" is switched off), and of the model without each part."""
-    parts = parts_of(model)
-    tokens = 2 * extent.tokens // (1 + len(parts))
-    without = {"nothing": perplexity_of(model, stream, block_size, tokens)}
-    for part in parts:
-        with switched_off(model, part):
-            without[part] = perplexity_of(model, stream, block_size, tokens)
-    return without
 
 
 def measured_divergence(

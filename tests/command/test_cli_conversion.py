@@ -453,3 +453,28 @@ def test_the_line_that_loads_a_backbone_loads_it(retnet_hf, tmp_path, monkeypatc
     scope = {}
     exec(how_to_load(backbone, "made").replace("; RMT", "; loaded = RMT"), scope)
     assert type(scope["loaded"]) is RMTBackbone
+
+
+@pytest.mark.parametrize("target", ["fla", "torchscale", "syncdoth"])
+def test_a_model_is_written_as_a_folder_in_another_format(retnet_hf, tmp_path, monkeypatch, target):
+    monkeypatch.chdir(tmp_path)
+    options = {"decay_schedule": "power_of_two", "residual_multiplier": 4**0.25} if target != "fla" else {}
+    model = small_model("fla" if target == "fla" else "torchscale", **options)
+    model.generation_config.max_new_tokens = 7
+    model.save_pretrained("mine")
+    word_tokenizer().save_pretrained("mine")
+    done(retnet_hf("convert", "mine", "theirs", "--to", target, "--license", "mit"))
+    names = {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+    assert names <= {path.name for path in Path("theirs").iterdir()}
+    assert f"to the format {target}" in ModelCard.load("theirs/README.md").text
+    assert ModelCard.load("theirs/README.md").data.license == "mit"
+    done(retnet_hf("convert", "theirs", "again", "--from", target))
+    again = AutoModelForCausalLM.from_pretrained("again")
+    assert again.generation_config.max_new_tokens == 7
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+    refused(retnet_hf("convert", "mine", "theirs", "--to", target), "not empty")
+    refused(retnet_hf("convert", "mine", "other", "--to", "rmt"), "formats fla, torchscale", "not in rmt")
+    small_model(decay_schedule="geometric").save_pretrained("new")
+    refused(retnet_hf("convert", "new", "other", "--to", target), "cannot express 'geometric'")
+    assert not Path("other").exists()

@@ -11,7 +11,6 @@ from small_models import random_ids
 from transformer_sources import source_of
 
 from retnet_hf.linearization import costliest_layers, measure_heads, spread_layers, transfer
-from retnet_hf.linearization.alignment import measure_layers
 from retnet_hf.linearization.linearized_card import markdown
 from retnet_hf.linearization.measures import losses_of, perplexity, repeats, score, token_losses
 from retnet_hf.linearization.recall import (
@@ -29,15 +28,12 @@ from retnet_hf.linearization.what_was_kept import (
     Training,
     is_worse,
     measure_decoding,
-    measure_parts,
     measure_text,
     measure_texts,
     measured_divergence,
     measured_lengths,
     measured_part,
-    parts_of,
     recalled_vocabulary,
-    switched_off,
 )
 
 
@@ -164,13 +160,12 @@ def report() -> Report:
         vocabulary = recalled_vocabulary(stream)
         measures = [measure_text(model, stream, 32, vocabulary) for model in (teacher, student)]
         measure_decoding(dict(zip((teacher, student), measures)), stream, 32)
-        errors = measure_layers(student, teacher, blocks)
     trainings = [
         Training("align", "error", 3, 96, 60.0, 0.5, 0.25, 3e-3),
         Training("distill", "divergence", 4, 128, None, 1.0, 0.5, 1e-3),
     ]
     made = {"source": "llama", "positions": 128, "options": "--window 8", "texts": ["a.txt"], "read": 9000, "block_size": 32}
-    found = {"teacher": measures[0], "student": measures[1], "layer_errors": errors, "trainings": trainings}
+    found = {"teacher": measures[0], "student": measures[1], "trainings": trainings}
     return Report(**made, held_out=512, **found)
 
 
@@ -185,7 +180,6 @@ def test_a_report_measures_at_the_trained_length_and_beyond(report):
     assert teacher.cache_bytes[64] - teacher.cache_bytes[32] == 32 * per_token
     of_kept_layer = per_token // 2 + 32  # and where its tokens are
     assert student.cache_bytes[64] - student.cache_bytes[32] <= 32 * of_kept_layer
-    assert list(report.layer_errors) == [0]
     assert json.loads(json.dumps(dataclasses.asdict(report)))["block_size"] == 32
 
 
@@ -208,7 +202,6 @@ def test_a_report_in_markdown_has_every_figure(report):
     assert "**The stage align made the model worse**" in markdown(dataclasses.replace(report, trainings=worse))
     assert "| align | 3 | 96 | 1.0 | 3.0e-03 | error | 0.500 | 0.250 |" in text
     assert "| distill | 4 | 128 | not known | 1.0e-03 | divergence | 1.000 | 0.500 |" in text
-    assert f"largest first: 0 ({report.layer_errors[0]:.2f}) (measured on" in text
 
 
 WORDS = {  # of recall of the source and of the model
@@ -219,12 +212,11 @@ WORDS = {  # of recall of the source and of the model
 
 
 @pytest.mark.parametrize("shares", WORDS)
-def test_a_card_shows_what_was_switched_off_texts_answers_and_where_recall_falls_short(report, shares):
+def test_a_card_shows_texts_answers_and_where_recall_falls_short(report, shares):
     teacher, student = (Measures(associative_recall={16: share}) for share in shares)
     teacher.by_text, student.by_text = {"python": 4.0}, {"python": 5.0}
-    shown = {"without": {"nothing": 10.0, "sinks": 25.0}, "answers": [("Why?", "a | b\nc", "d")], "unseen": ["python"]}
+    shown = {"answers": [("Why?", "a | b\nc", "d")], "unseen": ["python"]}
     text = markdown(dataclasses.replace(report, divergence=0.125, teacher=teacher, student=student, **shown))
-    assert "| sinks | 25.00 | 2.500 |" in text
     assert "diverge from the source's by 0.1250 nats" in text
     assert "| perplexity of `python` (not used in training) | 4.00 | 5.00 | 1.250 |" in text
     assert "| Why? | a \\| b c | d |" in text
@@ -238,36 +230,12 @@ def hybrid():
 
 
 @torch.no_grad()
-def test_a_part_that_is_switched_off_does_nothing_and_comes_back(hybrid):
-    """Without sinks, it is the model that was made without them."""
-    source, ids = source_of("Llama 3"), random_ids(2, 48)
-    config, whole = hybrid.config.to_dict(), hybrid(ids).logits
-    without_sinks = transfer(source, kept=[1], window=8)
-    without_sinks.load_state_dict(hybrid.state_dict())
-    assert parts_of(transfer(source, kept=[])) == parts_of(transfer(source, kept=[], window=8)) == []
-    assert parts_of(hybrid) == ["sinks", "kept layers"]
-    for part in parts_of(hybrid):
-        with switched_off(hybrid, part):
-            without = hybrid(ids).logits
-        assert not torch.allclose(without, whole, atol=1e-3)
-        if part == "sinks":
-            torch.testing.assert_close(without, without_sinks(ids).logits, rtol=1e-4, atol=1e-4)
-        if part == "kept layers":  # of whose windows the first tokens notice nothing
-            torch.testing.assert_close(without[:, :8], whole[:, :8], rtol=1e-4, atol=1e-4)
-        assert hybrid(ids).logits.equal(whole)
-    assert hybrid.config.to_dict() == config
-
-
-@torch.no_grad()
-def test_parts_and_texts_are_measured_in_blocks_of_four_times_the_trained_length(hybrid):
+def test_texts_are_measured_in_blocks_of_four_times_the_trained_length(hybrid):
     stream, extent = random_ids(1, 300)[0], Extent(tokens=256)
     expected = score(lambda ids: losses_of(hybrid, ids), stream, 128, 256).perplexity
     measures = Measures()
     measure_texts({hybrid: measures}, {"a": stream}, 32, extent)
     assert measures.by_text["a"] == pytest.approx(expected)
-    without = measure_parts(hybrid, stream, 32, Extent(tokens=384))
-    assert without["nothing"] == pytest.approx(expected)
-    assert list(without) == ["nothing", "sinks", "kept layers"]
 
 
 def test_the_divergence_of_two_models_is_that_of_their_distributions(hybrid, monkeypatch):
@@ -284,7 +252,7 @@ def test_a_shortened_report_reads_less():
     assert whole.shortened(1.0) == whole == whole.shortened(3.0)
     short = whole.shortened(0.1)
     assert short.read(512) < 0.5 * whole.read(512)
-    assert whole.read(512) == 7 * 49_152 + 40 * 15 * 512 + 64 * 80 + 15 * 512 + 4 * 6 * 32 * 30
+    assert whole.read(512) == 6 * 49_152 + 40 * 15 * 512 + 64 * 80 + 15 * 512 + 4 * 6 * 32 * 30
     assert (short.tokens, short.lists, short.needles, short.rounds, short.times) == (4915, 8, 10, 1, (1, 4))
 
 

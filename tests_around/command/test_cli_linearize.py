@@ -19,6 +19,7 @@ from linearized_source import SIZES, make_source
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, pipeline
 
 import retnet_hf.cli.linearizing.pipeline as pipeline_module
+import retnet_hf.cli.training.run as run
 from retnet_hf import RetNetForCausalLM
 from retnet_hf.cli.errors import InputError
 from retnet_hf.cli.linearizing.pipeline import StageRun
@@ -89,7 +90,7 @@ def both() -> list:
 
 def test_linearize_ends_in_a_folder_with_everything_that_belongs_to_its_source(linearized):
     files = "README.md align.png config.json distill.png generation_config.json linearization.json model.safetensors"
-    files += " positions.png tokenizer.json tokenizer_config.json"
+    files += " tokenizer.json tokenizer_config.json"
     assert {path.name for path in linearized.iterdir()} - {"chat_template.jinja"} == set(files.split())
     assert not linearized.with_name("model.partial").exists()
     model = AutoModelForCausalLM.from_pretrained(linearized)
@@ -231,9 +232,6 @@ def test_the_layers_that_the_model_needs_most_are_kept(retnet_hf, workplace):
     for layer in kept:
         assert model.model.layers[layer].attention.q_proj.weight.equal(source.model.layers[layer].self_attn.q_proj.weight)
     assert f"softmax attention stays in layers {kept[0]}, {kept[1]}" in answer.out
-    assert set(map(int, report["layer_errors"])) == set(range(4)) - set(kept)
-    card = Path("model/README.md").read_text(encoding="utf-8")
-    assert all(f"\n{'*' if layer in kept else ' '}{layer:3} {cost:7.3f}" in card for layer, cost in costs.items())
 
 
 def test_what_the_source_says_may_be_stored(retnet_hf, workplace, linearized):
@@ -259,8 +257,6 @@ def test_windows_alone_by_name(retnet_hf, workplace):
     assert config.layer_types == ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
     assert (config.sliding_window, config.attention_sinks, config.attention_sink_distance) == (8, 4, 31)
     assert report["options"].startswith("--keep-attention 1 --window 8")
-    assert list(report["without"]) == ["nothing", "sinks", "kept layers"]
-    assert list(report["layer_errors"]) == ["0", "2", "3"]
     card = " ".join(Path("model/README.md").read_text(encoding="utf-8").split())
     assert "without retention. Layers with a window keep the last 8 tokens and the first 4, other layers all tokens" in card
     assert "retnet_hf's own" in " ".join(retnet_hf("inspect", "model").out.split())
@@ -381,9 +377,9 @@ def test_sequences_reach_beyond_the_window(window, positions, size, batch):
 
 def test_a_card_names_the_repository_of_its_source_and_its_licence(tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text("---\nlicense: llama3.2\n---\nA Llama.\n", encoding="utf-8")
-    monkeypatch.setattr(pipeline_module, "hf_hub_download", lambda name, file: str(tmp_path / file))
+    monkeypatch.setattr(run, "hf_hub_download", lambda name, file: str(tmp_path / file))
     assert pipeline_module.source_metadata("meta/llama") == {"base_model": "meta/llama", "license": "llama3.2"}
-    monkeypatch.setattr(pipeline_module, "hf_hub_download", mock.Mock(side_effect=OSError("no network")))
+    monkeypatch.setattr(run, "hf_hub_download", mock.Mock(side_effect=OSError("no network")))
     assert pipeline_module.source_metadata("meta/llama") == {"base_model": "meta/llama"}
 
 

@@ -13,6 +13,7 @@ from ..errors import InputError, require_one_of
 from ..named_inputs import model_source, require_data
 from ..options import argument, data_option, loading, model_option, run_option, training_option
 from ..training.run_folder import TrainingFolder
+from .generate import invite
 
 
 DEFAULT_TEXT, DEFAULT_SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
@@ -178,4 +179,6 @@ def linearize(
         read = read_texts(texts, unseen or [], tokenizer, recipe, config.vocab_size, subset, **reading)
     start = Start(folder, recipe, options.chosen(Course, context), read.digest, data="the source or the text is")
     console.print(text_files([*texts, *(unseen or [])], own)[1], markup=False, soft_wrap=True)
-    Linearization(start=start, console=console, tokenizer=tokenizer, texts=read).run()
+    linearization = Linearization(start=start, console=console, tokenizer=tokenizer, texts=read)
+    linearization.run()
+    invite(output, None if tokenizer.chat_template else linearization.opening, console)

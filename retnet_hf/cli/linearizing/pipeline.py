@@ -37,7 +37,6 @@ from retnet_hf.linearization import (
     store_teacher,
     transfer,
 )
-from retnet_hf.linearization.alignment import measure_layers
 from retnet_hf.linearization.linearized_card import markdown
 from retnet_hf.linearization.measures import mean_divergence
 from retnet_hf.linearization.what_was_kept import (
@@ -46,7 +45,6 @@ from retnet_hf.linearization.what_was_kept import (
     Training,
     is_worse,
     measure_decoding,
-    measure_parts,
     measure_text,
     measure_texts,
     measured_divergence,
@@ -62,7 +60,6 @@ from ..text.generation import Conversation, device, load_model, sampling
 from ..training.run import (
     Start,
     TrainingRun,
-    axes_of,
     blocks_of,
     collate,
     draw_loss_curve,
@@ -82,7 +79,6 @@ EVALUATED_BLOCKS, LEAST_EVALUATED = 64, 4  # maximal and minimal number of block
 ASKED_TOKENS = 4096  # tokens in one call of the source, stored in one file
 COST_TEXTS, COST_TOKENS = 2, 1024  # texts to measure the costs of layers, and their minimal length
 COSTS, DIVERGENCE = "layer_costs.json", "divergence.json"  # files in the folder of the run
-POSITIONS = "positions.png"
 PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # maximal length of the example in the model card
 PROMPTS = ("Why is the sky blue?", "Write two sentences about a fox and a river.")  # answered by both models
 ANSWER_TOKENS = 48
@@ -177,7 +173,7 @@ class StageRun(TrainingRun):
         model = self.model if self.recipe.lora_rank is None else self.model.merge_and_unload()
         model.config.use_cache = True  # Trainer turns it off
         model.save_pretrained(partial)
-        draw_loss_curve(self.log, partial / f"{self.name}.png", LOSSES[self.name])
+        draw_loss_curve(self.log, partial / f"{self.name}.png", f"stage {self.name}", LOSSES[self.name])
         seconds = None if self.checkpoint is not None else self.course.seconds()  # unknown after an interruption
         tokens, losses = state.num_input_tokens_seen, (self.losses[0], self.losses[-1])
         training = Training(self.name, LOSSES[self.name], state.global_step, tokens, seconds, *losses, self.recipe.lr)
@@ -371,7 +367,6 @@ class Linearization:
         theirs, own = (measure_text(model, stream, vocabulary=vocabulary, **sizes) for model in (teacher, student))
         measure_texts({teacher: theirs, student: own}, texts.by_text, **sizes)
         measure_decoding({teacher: theirs, student: own}, stream, **sizes)
-        errors = measure_layers(student, teacher, self.measured_blocks)
         files = [self.folder.partial / stage / TRAINING for stage in recipe.steps]
         trainings = [Training(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
         named = [recipe.source, *texts.names]
@@ -393,10 +388,8 @@ class Linearization:
             held_out=len(measured_part(stream, recipe.block_size, extent)),
             teacher=theirs,
             student=own,
-            layer_errors=errors,
             layer_costs=self.layer_costs,
             divergence=measured_divergence(student, teacher, stream, **sizes),
-            without=measure_parts(student, stream, **sizes),
             unseen=texts.unseen,
             answers=answers,
             extent=extent,
@@ -418,13 +411,6 @@ class Linearization:
         for stage in self.recipe.steps:
             shutil.copyfile(partial / stage / f"{stage}.png", finished / f"{stage}.png")
             curves.append(f"![{FIGURES[stage]} in the stage {stage}]({stage}.png)\n")
-        figure, axes = axes_of(xlabel="tokens before", ylabel="perplexity", xscale="log")
-        for name, measures in (("source", report.teacher), ("this model", report.student)):
-            last = [int(place.rsplit(" ", 1)[1]) for place in measures.by_position]
-            axes.plot(last, list(measures.by_position.values()), "o-", label=name, linewidth=1.5, markersize=4)
-        axes.legend()
-        figure.savefig(finished / POSITIONS, dpi=120)
-        curves.append(f"![Perplexity of both by the place of a token in its block]({POSITIONS})\n")
         text = markdown(report) + "\n" + "\n".join(curves)
         card = model_card(student, self.folder.output.name, None, self.opening, text)
         for field, value in source_metadata(self.recipe.source).items():

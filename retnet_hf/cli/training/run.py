@@ -347,26 +347,23 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def axes_of(**labels: str) -> tuple[Any, Any]:
-    """Returns a matplotlib figure and its axes."""
+def draw_loss_curve(log: list[dict[str, float]], file: Path, title: str, unit: str = "nats per token") -> None:
+    """Draws the training and held-out losses of `TrainerState.log_history` as a PNG."""
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # hides messages about its cache
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    axes.set(**labels)
+    axes.set(title=title, xlabel="step", ylabel=f"loss ({unit})")
     axes.grid(alpha=0.3)
-    return figure, axes
-
-
-def draw_loss_curve(log: list[dict[str, float]], file: Path, unit: str = "nats per token") -> None:
-    """Draws the training and held-out losses of `TrainerState.log_history` as a PNG."""
-    figure, axes = axes_of(xlabel="step", ylabel=f"loss ({unit})")
     for key, label, style in (("loss", "training", "-"), ("eval_loss", "held out", "o-")):
         points = [(entry["step"], entry[key]) for entry in log if key in entry]
         if points:
             axes.plot(*zip(*points), style, label=label, linewidth=1.5, markersize=4)
     axes.legend()
+    if unit == "nats per token":
+        scale = np.exp, lambda values: np.log(np.maximum(values, 1e-9))
+        axes.secondary_yaxis("right", functions=scale).set_ylabel("perplexity")
     figure.savefig(file, dpi=120)
 
 
@@ -511,7 +508,7 @@ class TextRun(TrainingRun):
         self.model.config.use_cache = True  # Trainer turns it off
         self.model.to(self.dtype).save_pretrained(partial)
         self.tokenizer.save_pretrained(partial)
-        draw_loss_curve(self.log, partial / curve)
+        draw_loss_curve(self.log, partial / curve, f"{name}, trained on {facts['text']}".replace("`", ""))
         card = model_card(self.model, name, facts, self.prompt, training)
         for key, value in ({} if recipe.base is None else source_metadata(recipe.base)).items():
             card.data[key] = value
