@@ -64,6 +64,7 @@ NOT_RUN = {  # the beginning of a line, as a pattern: why it is not run
 }
 
 PY_NOT_RUN = {  # a pattern in a block: why it is not run here
+    r"my-name/my-model": "writes to the Hub: test_hub.py and test_remote_code.py do so to a stand-in",
     r"^from vllm ": "needs vLLM: tests_around/vllm runs it",
     r"init_process_group": "is of several processes: test_context_parallel.py runs it",
     r"^import openvino$|^from executorch": "test_export_recipes.py runs it",
@@ -138,6 +139,14 @@ def make_texts(path: Path) -> None:
     make_text(path / "one.txt")
 
 
+def make_table(path: Path) -> None:
+    path.write_text("body\n" + "".join(f'"{line}"\n' for line in SAMPLE_TEXT.read_text(encoding="utf-8").split("\n")[:30]))
+
+
+def make_chats(path: Path) -> None:
+    path.write_text('{"prompt": "Who?", "completion": "God."}\n' * 20, encoding="utf-8")
+
+
 def make_torchscale(path: Path) -> None:
     state_dict, arguments = to_torchscale(
         small_model("torchscale", decay_schedule="power_of_two", residual_multiplier=4**0.25)
@@ -172,7 +181,10 @@ MAKERS = {
     "my-vir": make_vir,
     "task.safetensors": make_state,
     "book.txt": make_text,
+    "chapter.txt": make_text,
     "notes/": make_texts,
+    "letters.csv": make_table,
+    "chats.jsonl": make_chats,
     "checkpoint_last.pt": make_torchscale,
     "OpenNLPLab/TransNormerLLM-385M": make_published("transnormer/published_like"),
     "fla-hub/retnet-1.3B-100B": make_foreign(to_fla, "fla"),
