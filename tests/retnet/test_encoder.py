@@ -1,22 +1,16 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The bidirectional encoder: γ^|n-m| in linear time, against the masked product, and RetNetForMaskedLM."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import close
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast, pipeline
+from small_models import close, random_ids, small_model
+from transformers import AutoModelForMaskedLM, pipeline
 
-from retnet_hf import (
-    RetNetConfig,
-    RetNetForCausalLM,
-    RetNetForMaskedLM,
-    RetNetModel,
-    bidirectional_retention,
-    chunkwise_retention,
-)
+from retnet_hf import RetNetForMaskedLM, RetNetModel, bidirectional_retention, chunkwise_retention
 from retnet_hf.ops.kernels import TORCH
 from retnet_hf.ops.layout import layout_of
 from retnet_hf.ops.plan import Plan
@@ -43,118 +37,80 @@ def masked_product(query, key, value, log_decay, mask, reset):
 )
 def test_linear_forms_equal_the_masked_product_with_gradients(seed, length, chunk_size, masked, packed, form):
     generator = torch.Generator().manual_seed(seed)
-
-    def normal(size):
-        return torch.randn(2, 3, length, size, generator=generator, dtype=torch.float64).requires_grad_()
-
-    query, key, value = normal(4), normal(4), normal(5)
+    operands = [
+        torch.randn(2, 3, length, size, generator=generator, dtype=torch.float64).requires_grad_() for size in (4, 4, 5)
+    ]
     log_decay = torch.log(0.3 + 0.7 * torch.rand(3, generator=generator, dtype=torch.float64))
     mask = torch.rand(2, length, generator=generator) < (0.6 if masked else 2.0)
     reset = torch.rand(2, length, generator=generator) < (0.2 if packed else -1.0)
-    expected = masked_product(query, key, value, log_decay, mask, reset) * mask[:, None, :, None]
-    actual = bidirectional_retention(
-        query, key, value, log_decay, mask if masked else None, reset if packed else None, form, chunk_size
-    )
+    marks = mask if masked else None, reset if packed else None
+    actual = bidirectional_retention(*operands, log_decay, *marks, form, chunk_size)
     assert torch.isfinite(actual).all()
-    actual = actual * mask[:, None, :, None]
-    scale = max(1.0, expected.abs().max().item())
-    assert (actual - expected).abs().max().item() < 1e-12 * scale
-    weight = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
-    gradients = [torch.autograd.grad((weight * output).sum(), (query, key, value)) for output in (actual, expected)]
-    for ours, reference in zip(*gradients):
-        assert (ours - reference).abs().max().item() < 1e-12 * max(1.0, reference.abs().max().item())
+    outputs = [each * mask[:, None, :, None] for each in (actual, masked_product(*operands, log_decay, mask, reset))]
+    close(*outputs, 1e-12)
+    weight = torch.randn(actual.shape, generator=generator, dtype=torch.float64)
+    for ours, reference in zip(*(torch.autograd.grad(output, operands, weight) for output in outputs)):
+        close(ours, reference, 1e-12)
 
 
-def build(model_class=RetNetForMaskedLM, **fields):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 30, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
-    model = model_class(RetNetConfig(**(sizes | {"bidirectional": True, "chunk_size": 5} | fields))).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+def encoder(model_class=RetNetForMaskedLM, **fields):
+    return small_model(model_class=model_class, bidirectional=True, chunk_size=5, **fields)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 2}, {"use_rotary": False}])
 def test_the_encoder_is_one_function_in_every_form(options):
-    model = build(**options).double()
-    tokens = torch.randint(0, 30, (2, 17))
+    model, ids = encoder(**options).double(), random_ids(2, 17)
     with torch.no_grad():
-        logits = [model(tokens, retention_form=form).logits for form in ("recurrent", "parallel", "chunkwise", "auto")]
-    for other in logits[1:]:
-        assert (other - logits[0]).abs().max().item() < 1e-10
+        expected, *others = (
+            model(ids, retention_form=form).logits for form in ("recurrent", "parallel", "chunkwise", "auto")
+        )
+    for other in others:
+        close(other, expected, 1e-11)
 
 
+@torch.no_grad()
 def test_a_token_sees_what_follows_and_nothing_of_the_padding():
-    model = build().double()
-    tokens = torch.randint(0, 30, (1, 12))
-    changed = tokens.clone()
+    model, ids = encoder().double(), random_ids(1, 12)
+    logits, changed = model(ids).logits, ids.clone()
     changed[0, -1] = (changed[0, -1] + 1) % 30
-    padded = torch.cat([tokens, torch.randint(0, 30, (1, 4))], dim=1)
-    mask = torch.tensor([[1] * 12 + [0] * 4])
-    with torch.no_grad():
-        logits = model(tokens).logits
-        assert (model(changed).logits[0, 0] - logits[0, 0]).abs().max().item() > 1e-4
-        close(model(padded, attention_mask=mask).logits[:, :12], logits, 1e-11)
-        left = model(padded.roll(4, 1), attention_mask=mask.roll(4, 1)).logits[:, 4:]
-        close(left, logits, 1e-11)
+    assert (model(changed).logits[0, 0] - logits[0, 0]).abs().max().item() > 1e-4
+    padded, mask = torch.cat([ids, random_ids(1, 4)], dim=1), torch.tensor([[1] * 12 + [0] * 4])
+    close(model(padded, attention_mask=mask).logits[:, :12], logits, 1e-11)
+    close(model(padded.roll(4, 1), attention_mask=mask.roll(4, 1)).logits[:, 4:], logits, 1e-11)
 
 
 def test_maps_look_both_ways():
-    model = build(RetNetModel).double()
-    tokens = torch.randint(0, 30, (1, 9))
-    outputs = model(tokens, output_attentions=True)
+    """And are what the layer multiplies its values with."""
+    model = encoder(RetNetModel).double()
+    outputs, layer = model(random_ids(1, 9), output_attentions=True, output_hidden_states=True), model.layers[0]
     assert outputs.past_key_values is None
     assert outputs.attentions[0].triu(1).abs().sum() > 0
-    with_states = model(tokens, output_attentions=True, output_hidden_states=True)
-    layer = model.layers[0]
-    entering = layer.retention_norm(with_states.hidden_states[0])
+    entering = layer.retention_norm(outputs.hidden_states[0])
     values = layer.retention.v_proj(entering).view(1, 9, 4, -1).transpose(1, 2)
-    mixed = layer.retention.head_norm(with_states.attentions[0] @ values).transpose(1, 2).reshape(1, 9, -1)
+    mixed = layer.retention.head_norm(outputs.attentions[0] @ values).transpose(1, 2).reshape(1, 9, -1)
     gate = layer.retention.gate_fn(layer.retention.g_proj(entering))
-    stream = with_states.hidden_states[0] + layer.retention.o_proj(mixed * gate)
-    close(stream + layer.mlp(layer.mlp_norm(stream)), with_states.hidden_states[1], 1e-11)
-
-
-def test_the_loss_is_cross_entropy_at_masked_places():
-    model = build()
-    tokens = torch.randint(0, 30, (2, 10))
-    labels = torch.full_like(tokens, -100)
-    labels[:, 3] = tokens[:, 3]
-    outputs = model(tokens, labels=labels)
-    expected = torch.nn.functional.cross_entropy(outputs.logits[:, 3], tokens[:, 3])
-    assert outputs.loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    outputs.loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    stream = outputs.hidden_states[0] + layer.retention.o_proj(mixed * gate)
+    close(stream + layer.mlp(layer.mlp_norm(stream)), outputs.hidden_states[1], 1e-11)
 
 
 def test_directions_are_not_mixed_up():
-    config = build().config
     with pytest.raises(ValueError, match="bidirectional must be False for RetNetForCausalLM"):
-        RetNetForCausalLM(config)
+        small_model(bidirectional=True)
     with pytest.raises(ValueError, match="bidirectional must be True for RetNetForMaskedLM"):
-        RetNetForMaskedLM(RetNetConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1, vocab_size=9))
-    causal = RetNetConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2, vocab_size=30)
-    state = RetNetForCausalLM(causal)(torch.ones(1, 3, dtype=torch.long), use_cache=True).past_key_values
+        small_model(model_class=RetNetForMaskedLM)
+    state = small_model()(random_ids(1, 3), use_cache=True).past_key_values
     with pytest.raises(ValueError, match="cache must be None in a bidirectional model"):
-        build(RetNetModel)(torch.ones(1, 3, dtype=torch.long), past_key_values=state)
+        encoder(RetNetModel)(random_ids(1, 3), past_key_values=state)
 
 
-def test_fill_mask_pipeline_from_a_folder(tmp_path):
-    words = ["[PAD]", "[UNK]", "[MASK]", "in", "the", "beginning", "was", "word", "and", "light"]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]", model_max_length=64
-    )
-    model = build(vocab_size=len(words), pad_token_id=0)
+def test_fill_mask_pipeline_from_a_folder(tmp_path, tokenizer):
+    masking = copy.deepcopy(tokenizer)
+    masking.mask_token, model = "w3", encoder()
     model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    masking.save_pretrained(tmp_path)
     assert isinstance(AutoModelForMaskedLM.from_pretrained(tmp_path), RetNetForMaskedLM)
-    fill = pipeline("fill-mask", model=str(tmp_path))
-    answers = fill("in the [MASK] was the word", top_k=3)
-    ids = tokenizer("in the [MASK] was the word", return_tensors="pt").input_ids
-    best = model(ids).logits[0, 2].softmax(-1).topk(3)
+    answers = pipeline("fill-mask", model=str(tmp_path))("w7 w9 w3 w20 w5", top_k=3)
+    best = model(torch.tensor([[7, 9, 3, 20, 5]])).logits[0, 2].softmax(-1).topk(3)
     assert [answer["token"] for answer in answers] == best.indices.tolist()
     assert [answer["score"] for answer in answers] == pytest.approx(best.values.tolist(), rel=1e-4)
 

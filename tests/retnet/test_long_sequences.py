@@ -1,8 +1,6 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """A model reads a long sequence in pieces where no gradient is recorded: same numbers, less memory."""
 
-import copy
-
 import pytest
 import torch
 from accelerate import disk_offload
@@ -39,8 +37,7 @@ def in_pieces(model, size: int, *args, **kwargs):
 @pytest.fixture
 def lengths(monkeypatch) -> list[int]:
     """Tokens of every call of the layers, without a hook, which would change how they are called."""
-    seen = []
-    read = RetNetModel.read
+    seen, read = [], RetNetModel.read
 
     def counted(self, hidden_states, *args, **kwargs):
         seen.append(hidden_states.shape[1])
@@ -61,83 +58,51 @@ def lengths(monkeypatch) -> list[int]:
     seed=st.integers(0, 99),
 )
 def test_pieces_change_neither_logits_nor_state(dialect, length, size, read, padded, packed, seed):
-    model = small_model(dialect, chunk_size=CHUNK).double().eval()
-    ids = random_ids(2, read + length, seed)
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.ones_like(ids)
+    model, ids = small_model(dialect, chunk_size=CHUNK).double(), random_ids(2, read + length, seed)
+    mask, positions = torch.ones_like(ids), None
     if padded:
-        mask[:, read:] = (torch.rand(2, length, generator=generator) < 0.8).long()
-    positions = None
+        mask[:, read:] = (torch.rand(2, length, generator=torch.Generator().manual_seed(seed)) < 0.8).long()
     if packed:
         positions = torch.cat([torch.arange(read, read + length // 3), torch.arange(length - length // 3)])[None]
-
     results = []
     for piece_size in (10**9, size):
         state = RetNetState(model.config)
         if read:
             in_pieces(model, 10**9, ids[:, :read], past_key_values=state)
         new = {"attention_mask": mask, "position_ids": positions, "past_key_values": state}
-        logits = in_pieces(model, piece_size, ids[:, read:], **new).logits
-        results.append((logits, state))
+        results.append((in_pieces(model, piece_size, ids[:, read:], **new).logits[mask[:, read:] == 1], state))
     (logits, state), (pieced_logits, pieced_state) = results
-    there = mask[:, read:] == 1
-    close(pieced_logits[there], logits[there], 1e-11)
+    close(pieced_logits, logits, 1e-11)
     same_state(pieced_state, state, 1e-11)
-    for mine, theirs in zip(pieced_state.layers, state.layers):
-        assert mine.next_position.equal(theirs.next_position)
-        assert mine.cumulative_length == read + length
+    assert all(layer.cumulative_length == read + length for layer in pieced_state.layers)
 
 
-def test_a_state_that_is_only_read_stays_as_it_is(short_pieces):
-    model = small_model().eval()
-    ids = random_ids(2, 60)
-    with torch.no_grad():
-        state = model(ids[:, :10], use_cache=True).past_key_values
-        before = copy.deepcopy(state)
-        expected = model(ids[:, 10:], past_key_values=before, use_cache=True).logits
-        assert model(ids[:, 10:], past_key_values=state, use_cache=False).logits.equal(expected)
-    assert state.get_seq_length() == 10
-    assert not state.layers[0].recurrent_states.equal(before.layers[0].recurrent_states)
-
-
-def test_a_state_is_written_to_where_it_is(short_pieces):
-    model = small_model().eval()
-    with torch.no_grad():
-        state = model(random_ids(2, 10), use_cache=True).past_key_values
-        address = state.layers[1].recurrent_states.data_ptr()
-        model(random_ids(2, 60), past_key_values=state)
+@torch.no_grad()
+def test_a_state_that_is_only_read_stays_as_it_is_and_others_are_written_to_where_they_are(short_pieces):
+    model, ids = small_model(), random_ids(2, 60)
+    state = model(ids[:, :10], use_cache=True).past_key_values
+    before, address = state.clone(), state.layers[1].recurrent_states.data_ptr()
+    expected = model(ids[:, 10:], past_key_values=state, use_cache=False).logits
+    same_state(state, before, 0)
+    assert model(ids[:, 10:], past_key_values=state).logits.equal(expected)
+    assert state.get_seq_length() == 60
     assert state.layers[1].recurrent_states.data_ptr() == address
 
 
-def test_pieces_are_of_about_one_length(monkeypatch, lengths):
-    set_piece_size(monkeypatch, 64)
-    with torch.no_grad():
-        small_model(num_hidden_layers=1).eval()(random_ids(1, 65))
+def test_pieces_are_of_about_one_length(lengths):
+    in_pieces(small_model(num_hidden_layers=1), 64, random_ids(1, 65))
     assert lengths == [40, 25]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        {"retention_form": "recurrent"},
-        {"retention_form": "parallel"},
-        {"output_attentions": True},
-        {"output_hidden_states": True},
-        {"cu_seq_lens_q": torch.tensor([0, 40, 61])},
-    ],
-    ids=lambda call: next(iter(call)) + str(next(iter(call.values())))[:9],
-)
-def test_other_calls_take_the_sequence_whole(monkeypatch, lengths, call):
-    set_piece_size(monkeypatch, 16)
-    with torch.no_grad():
-        small_model(num_hidden_layers=1).eval()(random_ids(1, 61), **call)
-    assert lengths == [61]
+WHOLE = [{"retention_form": "recurrent"}, {"retention_form": "parallel"}, {"output_attentions": True}]
+WHOLE += [{"output_hidden_states": True}, {"cu_seq_lens_q": torch.tensor([0, 40, 61])}]
 
 
-def test_an_encoder_takes_the_sequence_whole(short_pieces, lengths):
-    with torch.no_grad():
-        small_model(model_class=RetNetModel, num_hidden_layers=1, bidirectional=True).eval()(random_ids(2, 61))
-    assert lengths == [61]
+@pytest.mark.parametrize("call", WHOLE, ids=str)
+def test_other_calls_take_the_sequence_whole(lengths, call):
+    in_pieces(small_model(num_hidden_layers=1), 16, random_ids(1, 61), **call)
+    in_pieces(small_model(model_class=RetNetModel, num_hidden_layers=1, bidirectional=True), 16, random_ids(1, 61))
+    assert lengths == [61, 61]
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -149,41 +114,34 @@ def test_training_takes_the_sequence_whole(short_pieces, lengths, checkpointed):
     assert set(lengths) == {61}
 
 
+@torch.no_grad()
 def test_offloaded_weights_are_fetched_once(short_pieces, lengths, tmp_path):
-    model = small_model().eval()
-    ids = random_ids(2, 61)
-    with torch.no_grad():
-        expected = model(ids).logits
-        lengths.clear()
-        disk_offload(model, tmp_path, execution_device="cpu")
-        close(model(ids).logits, expected)
+    model, ids = small_model(), random_ids(2, 61)
+    expected = model(ids).logits
+    lengths.clear()
+    disk_offload(model, tmp_path, execution_device="cpu")
+    close(model(ids).logits, expected)
     assert lengths == [61]
 
 
-def test_a_layer_of_a_pruned_model_reads_the_state_of_its_own_index(short_pieces):
-    model = small_model(num_hidden_layers=3).double().eval()
-    pruned = copy.deepcopy(model)
-    del pruned.model.layers[1]
-    pruned.model.layers[1].retention.layer_idx = 1
-    pruned.config.num_hidden_layers = pruned.model.config.num_hidden_layers = 2
-    ids = random_ids(2, 61)
-    with torch.no_grad():
-        at_once = in_pieces(pruned, 10**9, ids, use_cache=True)
-        pieced = pruned(ids, use_cache=True)
+def test_a_layer_of_a_pruned_model_reads_the_state_of_its_own_index():
+    model, ids = small_model(num_hidden_layers=3).double(), random_ids(2, 61)
+    del model.model.layers[1]
+    model.model.layers[1].retention.layer_idx = 1
+    model.config.num_hidden_layers = model.model.config.num_hidden_layers = 2
+    at_once, pieced = (in_pieces(model, size, ids, use_cache=True) for size in (10**9, 2 * 2 * CHUNK))
     close(pieced.logits, at_once.logits, 1e-11)
     same_state(pieced.past_key_values, at_once.past_key_values, 1e-11)
 
 
+@torch.no_grad()
 def test_a_recorded_past_can_be_taken_back_to_any_token(short_pieces):
-    model = small_model().double().eval()
-    ids = random_ids(2, 61)
+    model, ids = small_model().double(), random_ids(2, 61)
     state = RetNetState(model.config)
     state.activate_past_recording()
-    with torch.no_grad():
-        expected = model(ids[:, :5], use_cache=True).past_key_values
-        model(ids, past_key_values=state)
-        state.crop(-56)
-    close(state.layers[1].recurrent_states, expected.layers[1].recurrent_states, 1e-11)
+    model(ids, past_key_values=state)
+    state.crop(-56)
+    same_state(state, model(ids[:, :5], use_cache=True).past_key_values, 1e-11)
 
 
 class Largest(TorchDispatchMode):
@@ -201,28 +159,20 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_a_model_makes_nothing_longer_than_a_piece_but_embeddings_and_output(monkeypatch):
-    set_piece_size(monkeypatch, 64)
-    model = small_model(hidden_size=64).eval().model
-    largest = {}
+def test_a_model_makes_nothing_longer_than_a_piece_but_embeddings_and_output():
+    model, largest = small_model(hidden_size=64).model, []
     for length in (128, 1024):
-        with torch.no_grad(), Largest(but=length * 64) as mode:
-            model(random_ids(1, length), use_cache=False)
-        largest[length] = mode.numel
-    assert largest[1024] == largest[128]
+        with Largest(but=length * 64) as mode:
+            in_pieces(model, 64, random_ids(1, length), use_cache=False)
+        largest.append(mode.numel)
+    assert largest[0] == largest[1]
+
+
+HOOKED = ["model.norm", "model.layers.1.mlp.down_proj", "model.layers.0.mlp.act_fn", "model.layers.1.retention.gate_fn"]
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.norm",
-        "model.layers.1.mlp.down_proj",
-        "model.layers.0.mlp.act_fn",
-        "model.layers.1.retention.gate_fn",
-        "lm_head",
-    ],
-)
+@pytest.mark.parametrize("name", [*HOOKED, "lm_head"])
 def test_a_hook_anywhere_in_the_model_sees_the_sequence_whole(short_pieces, name, training):
     model, ids, shapes = small_model().train(training), random_ids(2, 61), []
     model.get_submodule(name).register_forward_hook(lambda _, inputs, output: shapes.append(output.shape[:2]))

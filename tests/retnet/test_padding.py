@@ -3,7 +3,18 @@
 
 import pytest
 import torch
-from small_models import FORMS, close, greedy, left_padded, of_every_form, of_every_model, random_ids, remembered, same_state
+from small_models import (
+    FORMS,
+    close,
+    detailed,
+    greedy,
+    left_padded,
+    of_every_form,
+    of_every_model,
+    random_ids,
+    remembered,
+    same_state,
+)
 from torch import Tensor
 
 from retnet_hf import RetNetState
@@ -60,19 +71,16 @@ def test_padding_changes_no_row_and_no_state(model, kind, form):
         out = model(ids, attention_mask=mask.to(dtype), position_ids=position_ids, retention_form=form)
         assert out.logits.isfinite().all()
         rows_match(out.logits, mask, [row.logits for row in alone])
-    out = model(ids, attention_mask=mask, retention_form=form)
+    state = model(ids, attention_mask=mask, retention_form=form).past_key_values
     for row, expected in enumerate(alone):
-        for mine, theirs in zip(out.past_key_values.layers, expected.past_key_values.layers):
+        for mine, theirs in zip(state.layers, expected.past_key_values.layers):
             for one, other in zip(remembered(mine, row), remembered(theirs, 0)):
                 close(one, other)
-    whole = torch.cat([mask, torch.ones_like(following)], dim=1)
-    after = mask.sum(-1, keepdim=True) + torch.arange(3)
-    expected = [
-        model(following[row : row + 1], past_key_values=one.past_key_values.clone()).logits for row, one in enumerate(alone)
-    ]
+    whole, after = torch.cat([mask, torch.ones_like(following)], dim=1), mask.sum(-1, keepdim=True) + torch.arange(3)
+    expected = [model(following[row : row + 1], past_key_values=one.past_key_values).logits for row, one in enumerate(alone)]
     for later in ({}, {"attention_mask": whole}, {"attention_mask": torch.ones_like(following), "position_ids": after}):
-        state = model(ids, attention_mask=mask, retention_form=form).past_key_values
-        rows_match(model(following, past_key_values=state, **later).logits, torch.ones_like(following), expected)
+        out = model(following, past_key_values=state.clone(), **later)
+        rows_match(out.logits, torch.ones_like(following), expected)
 
 
 @of_every_form
@@ -81,13 +89,11 @@ def test_pieces_are_the_whole(model, form):
     ids = random_ids(2, 30)
     at_once = model(ids, retention_form=form)
     for split in SPLITS:
-        for position_ids in (None, torch.arange(30)[None]):
-            state, logits = None, []
+        for with_positions in (False, True):
+            state, logits = RetNetState(model.config), []
             for place in torch.arange(30).split(split):
-                own = None if position_ids is None else position_ids[:, place]
-                out = model(ids[:, place], past_key_values=state, retention_form=form, position_ids=own)
-                state = out.past_key_values
-                logits.append(out.logits)
+                own = {"position_ids": place[None]} if with_positions else {}
+                logits.append(model(ids[:, place], past_key_values=state, retention_form=form, **own).logits)
             close(torch.cat(logits, dim=1), at_once.logits)
             same_state(state, at_once.past_key_values)
             assert state.get_seq_length() == 30
@@ -101,25 +107,20 @@ def test_pieces_with_padding_are_the_whole(model, reading, kind):
     ids, length = random_ids(*mask.shape, seed=99), mask.shape[1]
     at_once = model(ids, attention_mask=mask)
     for split in ([1] * length, [length], [9, length - 9], [3, 5, 1, length - 9]):
-        state, logits, end = None, [], 0
+        state, logits, end = RetNetState(model.config), [], 0
         for piece in ids.split(split, dim=1):
             start, end = end, end + piece.shape[1]
-            columns = {"up_to_the_piece": mask[:, :end], "whole_sequence": mask.bool(), "of_the_piece": mask[:, start:end]}[
-                reading
-            ]
-            out = model(piece, attention_mask=columns, past_key_values=state)
-            state = out.past_key_values
-            logits.append(out.logits)
+            columns = {"up_to_the_piece": slice(end), "whole_sequence": slice(None), "of_the_piece": slice(start, end)}
+            logits.append(model(piece, attention_mask=mask[:, columns[reading]], past_key_values=state).logits)
         close(torch.cat(logits, dim=1)[mask.bool()], at_once.logits[mask.bool()])
         same_state(state, at_once.past_key_values)
 
 
 def test_long_sequence_step_by_step(model):
-    ids = random_ids(2, 300)
+    ids, state = random_ids(2, 300), RetNetState(model.config)
     at_once = model(ids)
-    state = RetNetState(model.config)
-    for n in range(300):
-        logits = model(ids[:, n : n + 1], past_key_values=state, use_cache=True).logits
+    for token in ids.split(1, dim=1):
+        logits = model(token, past_key_values=state, use_cache=True).logits
     close(logits[:, 0], at_once.logits[:, -1])
     same_state(state, at_once.past_key_values, 1e-4)
 
@@ -127,8 +128,7 @@ def test_long_sequence_step_by_step(model):
 @of_every_model
 def test_left_padded_batches_generate_the_tokens_of_their_rows(model):
     def beams(ids, **kwargs):
-        options = {"num_beams": 4, "num_return_sequences": 2, "return_dict_in_generate": True, "output_scores": True}
-        out = model.generate(ids, max_new_tokens=20, **options, **kwargs)
+        out = detailed(model, ids, 20, num_beams=4, num_return_sequences=2, **kwargs)
         return out.sequences[:, ids.shape[1] :], out.sequences_scores
 
     ids, mask = left_padded(prompts())
