@@ -21,14 +21,7 @@ from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.export import ExportError, export_onnx, onnx_folder
 from retnet_hf.export.causal_graph import CausalGraph, in_float32
 from retnet_hf.export.digit_rotation import DigitRotation
-from retnet_hf.export.onnx_file import (
-    Runner,
-    check,
-    check_classifier,
-    size_options,
-    size_steps,
-    write_causal,
-)
+from retnet_hf.export.onnx_file import Runner, check, check_classifier, size_options, size_steps, write_causal
 from retnet_hf.export.onnx_folder import genai_config
 
 
@@ -38,8 +31,8 @@ def no_gradients():
         yield
 
 
-def in_pieces(read, ids, pieces):
-    return torch.cat([read(part) for part in ids.split(pieces, dim=1)], dim=1)
+def in_pieces(read, ids):
+    return torch.cat([read(part) for part in ids.split((7, 1, 1, 12, 1, 8), dim=1)], dim=1)
 
 
 @pytest.mark.parametrize("dialect", [*COVERING, "sinks", *FAMILIES])
@@ -55,7 +48,7 @@ def test_the_graph_computes_what_the_model_does(dialect):
         position = position[:, part.shape[1] :]
         return logits
 
-    torch.testing.assert_close(in_pieces(read, ids, (7, 1, 1, 12, 1, 8)), model(ids).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(in_pieces(read, ids), model(ids).logits, rtol=1e-4, atol=1e-4)
     for tensor, found in zip(graph.tensors, state, strict=True):
         assert all(size in (None, held) for size, held in zip(tensor.shape, found.shape[1:], strict=True))
 
@@ -68,7 +61,7 @@ def test_a_file_computes_what_the_model_does(dialect, tmp_path):
     runner = Runner(tmp_path / "model.onnx", threads=1)
     for batch in (2, 1):
         runner.reset(batch)
-        found = in_pieces(runner.read, ids[:batch], (7, 1, 1, 12, 1, 8))
+        found = in_pieces(runner.read, ids[:batch])
         torch.testing.assert_close(found, model(ids[:batch]).logits, rtol=1e-4, atol=2e-4)
     assert runner.position == 30
     held = [value.shape[2] for name, value in runner.state.items() if name.endswith(".key")]
@@ -78,13 +71,10 @@ def test_a_file_computes_what_the_model_does(dialect, tmp_path):
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """A model and its folder, with all kinds of weights."""
-    model = small_model("fla", tie_word_embeddings=True, eos_token_id=2)
+    model, folder = small_model("fla", tie_word_embeddings=True, eos_token_id=2), tmp_path_factory.mktemp("exported")
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(0.2)
-    folder = tmp_path_factory.mktemp("exported") / "model"
-    with torch.no_grad():
-        files = export_onnx(model, folder, kinds=["float32", "int8", "int4"])
-    return model, folder, files
+        return model, folder / "model", export_onnx(model, folder / "model", kinds=["float32", "int8", "int4"])
 
 
 def test_a_folder_holds_files_of_every_kind_and_a_report(exported):
@@ -95,6 +85,10 @@ def test_a_folder_holds_files_of_every_kind_and_a_report(exported):
     assert files[0].error < 1e-5 < files[1].error < files[2].error < 2
     assert AutoConfig.from_pretrained(folder).state_fingerprint == model.config.state_fingerprint
     assert not [path for path in folder.parent.iterdir() if path != folder]
+    for file in files[1:]:  # every product is quantised, and the head that has the weights of the embeddings
+        weights = onnx.load(folder / file.name).graph.initializer
+        sizes = [tuple(weight.dims) for weight in weights if weight.data_type == onnx.TensorProto.FLOAT]
+        assert not [size for size in sizes if np.prod(size) >= 1024 and 256 not in size]  # 256 rows are of the rotation
 
 
 def test_states_and_outputs_have_the_names_that_runtimes_know(exported):
@@ -104,27 +98,15 @@ def test_states_and_outputs_have_the_names_that_runtimes_know(exported):
         return [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
 
     inputs, outputs = ({value.name: axes(value) for value in values} for values in (graph.input, graph.output))
-    assert inputs == {
-        "input_ids": ["batch_size", "sequence_length"],
-        "position_ids": ["batch_size", "sequence_length"],
-        **{f"past_key_values.{layer}.recurrent_state": ["batch_size", 4, 8, 16] for layer in range(2)},
-        **{f"past_key_values.{layer}.conv_state": ["batch_size", 1, 1] for layer in range(2)},
+    names = [f"{layer}.{kind}" for kind in ("recurrent_state", "conv_state") for layer in range(2)]
+    sizes = {f"past_key_values.{name}": [4, 8, 16] if "recurrent" in name else [1, 1] for name in names}
+    text = ["batch_size", "sequence_length"]
+    assert inputs == {name: ["batch_size", *size] for name, size in sizes.items()} | {
+        "input_ids": text,
+        "position_ids": text,
     }
-    assert list(outputs) == [
-        "logits",
-        *(f"present.{layer}.recurrent_state" for layer in range(2)),
-        *(f"present.{layer}.conv_state" for layer in range(2)),
-    ]
-    assert outputs["logits"] == ["batch_size", "sequence_length", exported[0].config.vocab_size]
-
-
-@pytest.mark.parametrize("name", ["model_quantized", "model_q4"])
-def test_quantized_weights_are_those_of_every_product_and_of_the_embeddings(exported, name):
-    """The head, too, which has the weights of the embeddings."""
-    graph = onnx.load(exported[1] / "onnx" / f"{name}.onnx").graph
-    whole = [weight for weight in graph.initializer if weight.data_type == onnx.TensorProto.FLOAT]
-    sizes = [tuple(weight.dims) for weight in whole]
-    assert [size for size in sizes if np.prod(size) >= 1024 and 256 not in size] == []  # 256 rows are those of the rotation
+    assert list(outputs) == ["logits", *(f"present.{name}" for name in names)]
+    assert outputs["logits"] == [*text, exported[0].config.vocab_size]
 
 
 def test_genai_writes_what_the_model_writes(exported):
@@ -140,34 +122,21 @@ def test_genai_writes_what_the_model_writes(exported):
     expected = greedy(model, prompt, 40, eos_token_id=None)[0].tolist()
     assert len(found := list(generator.get_sequence(0))) >= 8
     assert found == expected[: len(found)]
+    model = small_model("fla", eos_token_id=None)  # without an end of text
+    assert genai_config(model, "model.onnx")["model"]["eos_token_id"] is None
+    assert genai_config(model, "model.onnx", 7)["model"]["eos_token_id"] == 7
 
 
-def test_digits_rotate_as_integers_do():
+def test_digits_rotate_as_integers_do_and_weights_in_float32_are_shared():
     rotary = small_model("grouped").model.rotary
     digits = DigitRotation(rotary)
     position = torch.tensor([[0, 1, 255, 256, 65_535, 10**6, 2**31 - 1, 2**32 - 1]])
     for found, expected in zip(digits(position, torch.float32), rotary(position, torch.float64)):
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)
     assert found.shape == expected.shape
-
-
-def test_weights_in_float32_are_shared_and_others_are_left_as_they_are():
-    model = small_model("fla")
-    shared = in_float32(model)
+    shared, half = in_float32(model := small_model("fla")), small_model("fla").bfloat16()
     assert shared.model.embed_tokens.weight is model.model.embed_tokens.weight
-    half = small_model("fla").bfloat16()
-    assert in_float32(half).dtype == torch.float32
-    assert half.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("family", VISION_FAMILIES)
-def test_an_image_classifier_for_any_batch(family, tmp_path):
-    vision = VISION_FAMILIES[family]
-    model = vision.model()
-    [file] = export_onnx(model, tmp_path / "out", vision.processor())
-    assert file.equal_tokens is None
-    assert check_classifier(model, tmp_path / "out" / file.name) < 1e-5
-    assert (tmp_path / "out" / "preprocessor_config.json").is_file()
+    assert (in_float32(half).dtype, half.dtype) == (torch.float32, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -198,22 +167,34 @@ def test_an_image_classifier_for_pictures_of_any_size(family, fields, tmp_path):
         torch.testing.assert_close(torch.from_numpy(found), model(pixels, **options).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_what_a_runtime_refuses_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_an_image_classifier_for_any_batch(family, tmp_path):
+    vision = VISION_FAMILIES[family]
+    [file] = export_onnx(model := vision.model(), tmp_path / "out", vision.processor())
+    assert file.equal_tokens is None
+    assert check_classifier(model, tmp_path / "out" / file.name) < 1e-5
+    assert (tmp_path / "out" / "preprocessor_config.json").is_file()
+
+
+REFUSED = {
+    "a RetNetForMaskedLM cannot be exported: only RetNetForCausalLM, ViR": ("fla", {"model_class": RetNetForMaskedLM}, {}),
+    "attention_max_length must be None: an exported model cannot": ("hybrid", {"attention_max_length": 400}, {}),
+    "kv_lora_rank must be None: latent attention cannot be exported": ("fla", LATENT, {}),
+    "weights can be float32, int8 or int4, not 'int2'": ("fla", {}, {"kinds": ["int2"]}),
+    "an ONNX file can hold 0.0 GB of weights in float32": ("fla", {}, {}),
+}
+
+
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_folder, "MOST_BYTES", 10_000)
+    for said, (dialect, fields, options) in REFUSED.items():
+        fields = fields | ({"bidirectional": True} if "model_class" in fields else {})
+        with pytest.raises(ExportError, match=said):
+            export_onnx(small_model(dialect, **fields), tmp_path / "out", **options)
+    monkeypatch.undo()
     monkeypatch.setattr(onnx_folder, "write_classifier", lambda model, file, any_size: file.write_bytes(b"no graph"))
     with pytest.raises(ExportError, match=r"out could not be exported: \[ONNXRuntimeError\][^\n]*\Z"):
         export_onnx(VISION_FAMILIES["vir"].model(), tmp_path / "out")
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path):
-    with pytest.raises(ExportError, match="a RetNetForMaskedLM cannot be exported: only RetNetForCausalLM, ViR"):
-        export_onnx(small_model("fla", RetNetForMaskedLM, bidirectional=True), tmp_path / "out")
-    with pytest.raises(ExportError, match="attention_max_length must be None: an exported model cannot refuse"):
-        export_onnx(small_model("hybrid", attention_max_length=400), tmp_path / "out")
-    with pytest.raises(ExportError, match="kv_lora_rank must be None: latent attention cannot be exported"):
-        export_onnx(small_model(**LATENT), tmp_path / "out")
-    with pytest.raises(ExportError, match="weights can be float32, int8 or int4, not 'int2'"):
-        export_onnx(small_model("fla"), tmp_path / "out", kinds=["int2"])
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "letter.txt").write_text("mine")
     with pytest.raises(CheckpointError, match="is not empty"):
@@ -239,25 +220,10 @@ def test_a_window_that_hides_nothing_in_the_file_is_noticed(tmp_path):
     assert check(model, tmp_path / "model.onnx")[0] > 1e-2
 
 
-def test_models_larger_than_a_file_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_folder, "MOST_BYTES", 10_000)
-    with pytest.raises(ExportError, match="an ONNX file can hold 0.0 GB of weights in float32"):
-        export_onnx(small_model("fla"), tmp_path / "out")
-    assert not list(tmp_path.iterdir())
-
-
-def test_without_an_end_of_text_there_is_no_configuration_for_genai():
-    model = small_model("fla", eos_token_id=None)
-    assert genai_config(model, "model.onnx")["model"]["eos_token_id"] is None
-    assert genai_config(model, "model.onnx", 7)["model"]["eos_token_id"] == 7
-
-
 def test_onnx_runtime_reports_to_nobody(tmp_path):
     """Its official packages begin to when they are loaded, and leave a file with a mark of the session."""
     code = "from retnet_hf.export import export_onnx; import os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
-    told = subprocess.run(
-        [sys.executable, "-c", code], env=environment | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=True
-    )
-    assert told.stdout.split() == ["1"]
+    environment |= {"TMPDIR": str(tmp_path)}
+    assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True).split() == ["1"]
     assert not (tmp_path / ".ses").exists()
