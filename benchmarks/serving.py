@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf import PrefixStates, RetNetConfig, RetNetForCausalLM
 
 from . import machine
 from .quality.tables import table
@@ -164,6 +164,22 @@ def measured(report: dict) -> str:
     return table(header, rows)
 
 
+def conversation(turns: int = 10, new: int = 800) -> None:
+    """Prints the seconds to the first token of each turn of `new` tokens, with and without states of prompts."""
+    torch.manual_seed(0)
+    model = MODELS["retnet"]().eval()
+    states, text = PrefixStates(model), torch.empty(1, 0, dtype=torch.int64)
+    for turn in range(1, turns + 1):
+        text, seconds = torch.cat([text, torch.randint(1, SIZES["vocab_size"], (1, new))], dim=1), []
+        for generate in (model.generate, states.generate):
+            start = time.perf_counter()
+            generate(text, max_new_tokens=1, do_sample=False)
+            seconds.append(time.perf_counter() - start)
+        print(
+            f"turn {turn}, {text.shape[1]:,} tokens: {seconds[0]:.3f} s without states, {seconds[1]:.3f} s with", flush=True
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 1024, 8192])
@@ -172,8 +188,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--memory", type=int, default=4 << 30, help="bytes that each engine shares out among requests")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
+    parser.add_argument("--conversation", action="store_true", help="time ten turns with and without states of prompts")
     parser.add_argument("--table", action="store_true", help="write the table of the guide from the committed figures")
     settings = parser.parse_args()
+    if settings.conversation:
+        conversation()
+        return
     if settings.table:
         fill(PAGE, {"serving": measured(json.loads(RESULTS.read_text(encoding="utf-8")))})
         return

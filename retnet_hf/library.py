@@ -36,6 +36,7 @@ from .retnet.modeling_retnet import (
     RetNetModel,
     RetNetPreTrainedModel,
 )
+from .state.prefix_states import PrefixStates
 from .state.retention_state import RetNetState
 from .streams.causal_convolution import CausalConv1d
 from .streams.multi_scale_retention import MultiScaleRetention
@@ -72,6 +73,7 @@ __all__ = [
     "MetaFormerModel",
     "MetaFormerPreTrainedModel",
     "MultiScaleRetention",
+    "PrefixStates",
     "RMTBackbone",
     "RMTConfig",
     "RMTForImageClassification",

@@ -1,12 +1,17 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""The command `transformers` with support for RetNets: `python -m retnet_hf.cli.serve_transformers serve my-model`."""
+"""The command `transformers` with support for RetNets: `python -m retnet_hf.cli.serve_transformers BYTES serve my-model`.
 
+BYTES is the memory for states of prompts; 0 keeps none.
+"""
+
+import functools
 import logging
 import sys
 
 
 def run() -> None:
     """Runs `transformers` with the arguments of this process. A fatal error is one line."""
+    memory = int(sys.argv.pop(1))
     logging.disable(logging.WARNING)  # hides messages of libraries during their import
     import transformers
     from transformers.cli.transformers import main
@@ -20,6 +25,18 @@ def run() -> None:
     for name in transformers.AutoConfig.from_pretrained(sys.argv[2], trust_remote_code=False).architectures or []:
         if not hasattr(transformers, name):
             setattr(transformers, name, getattr(library, name, library.RetNetHybridForCausalLM))
+    plain, kept = library.RetNetForCausalLM.generate, {}
+
+    def generate(model, input_ids, **kwargs):
+        states = kept.setdefault(id(model), library.PrefixStates(model, memory, generate=functools.partial(plain, model)))
+        reused, read = states.reused, states.read
+        output = states.generate(input_ids, **kwargs)
+        prompt = f"read {states.read - read:,} tokens of a prompt, and knew {states.reused - reused:,}"
+        print(f"retnet-hf: {prompt}; {len(states)} states, {states.nbytes / 1e6:,.1f} MB", file=sys.stderr, flush=True)
+        return output
+
+    if memory:
+        library.RetNetForCausalLM.generate = generate
     load = transformers.AutoTokenizer.from_pretrained
     transformers.AutoTokenizer.from_pretrained = lambda *args, **kwargs: ending_no_text(load(*args, **kwargs))
     transformers.logging.disable_progress_bar()

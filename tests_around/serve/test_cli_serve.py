@@ -99,6 +99,9 @@ def test_a_server_says_how_to_ask_it_answers_what_generate_would_and_ends_at_ctr
             assert json.load(answer)["choices"][0]["text"] == expected("w5 w6", 8)
         with post(port, "/v1/chat/completions", messages=[{"role": "user", "content": "w5 w6"}], **asked) as answer:
             assert json.load(answer)["choices"][0]["message"]["content"] == expected("w5 w6 w3", 8)
+        told = (line.split(";")[0] for line in process.stderr if line.startswith("retnet-hf: read"))
+        known = [" ".join(next(told).split()[1:]) for _ in range(3)][1:]
+        assert known == ["read 2 tokens of a prompt, and knew 0", "read 2 tokens of a prompt, and knew 1"]
         with pytest.raises(urllib.error.HTTPError, match="400"):
             post(port, "/v1/completions", prompt="w5", model="another")
         with post(port, "/v1/completions", prompt="w6", model="my-model", stream=True, generation_config=ENDLESS) as stream:

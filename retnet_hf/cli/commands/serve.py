@@ -35,6 +35,9 @@ def serve(
     port: Annotated[int, run_option(min=1, max=65535, help="Port to listen at.")] = 8000,
     requests: Annotated[int | None, run_option(min=1, help="vllm: requests to answer at once. Absent: 64.")] = None,
     length: Annotated[int | None, run_option(min=1, help="vllm: limit of tokens in a request, prompt and answer.")] = None,
+    state_memory: Annotated[
+        float, run_option(min=0, help="transformers: GB for states of prompts, so that a conversation is not read again.")
+    ] = 1.0,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], run_option(help="auto: saved dtype on a GPU, float32 on a CPU.")
     ] = "auto",
@@ -82,7 +85,8 @@ def serve(
         own = vllm_arguments(config, requests or 64, length, context.args)
         command = ["-m", "vllm.entrypoints.openai.api_server", "--model", name, *shared, *own]
     else:
-        command = ["-m", "retnet_hf.cli.serve_transformers", "serve", name, *shared, "--log-level", "error", *context.args]
+        command = ["-m", "retnet_hf.cli.serve_transformers", str(int(state_memory * 1e9)), "serve", name, *shared]
+        command += ["--log-level", "error", *context.args]
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # from programs on this machine
     address = f"http://{f'[{reached}]' if ':' in reached else reached}:{port}"
     body = json.dumps({"model": name, "prompt": "In the beginning", "max_tokens": 32, "stream": True})
