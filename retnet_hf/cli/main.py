@@ -30,6 +30,7 @@ from .commands.serve import serve
 from .commands.train import train
 from .errors import InputError, Interrupted, is_full, missing_package
 from .interrupts import INTERRUPTED
+from .options import Command
 
 
 MOST_SAID = 2000  # characters of an error message, which may quote a file
@@ -58,8 +59,8 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
 
 
 for command in (demo, train, generate, chat, evaluate, linearize, convert, export, inspect):
-    app.command()(command)
-app.command(context_settings={"allow_extra_args": True})(serve)
+    app.command(cls=Command)(command)
+app.command(cls=Command, context_settings={"allow_extra_args": True})(serve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

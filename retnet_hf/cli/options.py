@@ -8,10 +8,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 
 T = TypeVar("T")
@@ -53,6 +54,28 @@ TopP = Annotated[float, sampling_option(min=0.001, max=1.0, help="Draw from the 
 TopK = Annotated[int, sampling_option(min=0, help="Draw from this number of most probable tokens; 0: from all.")]
 Temperature = Annotated[float, sampling_option(min=0.0, help="Higher is more random; 0 takes the most probable token.")]
 RepetitionPenalty = Annotated[float, sampling_option(min=0.01, help="Values above 1 reduce repetitions.")]
+
+
+class Command(TyperCommand):
+    """A command whose help shows words for values, nothing for flags, and examples without blank lines between them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        hints = getattr(self.callback, "__annotations__", {})
+        for option in self.params:
+            kinds = str(get_args(hints.get(option.name))[:1])  # such as "(int | None,)"
+            words = (
+                word
+                for kind, word in (("bool", " "), ("int", "N"), ("float", "X"), ("Path", "PATH"), ("str", "NAME"))
+                if kind in kinds
+            )
+            if "Literal" not in kinds:
+                option.metavar = option.metavar or next(words, None)
+        before, title, examples = (self.help or "").partition("[bold]Examples[/bold]\n\n")
+        lines, rest = [], examples.split("\n\n")
+        while rest and rest[0].lstrip().startswith(("retnet-hf", "torchrun", "cat ")):
+            lines.append(rest.pop(0).strip())
+        self.help = "\n\n".join([before + title.strip(), "\n".join(["\b", *lines]), *rest]) if title else before
 
 
 def chosen(kind: Callable[..., T], context: typer.Context, **further: Any) -> T:
