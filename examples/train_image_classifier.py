@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import transformers
 from datasets import ClassLabel, Dataset, DatasetDict, Image, Value, load_dataset
+from matplotlib.figure import Figure
 from PIL import Image as Picture
 from transformers import AutoModelForImageClassification, EvalPrediction, HfArgumentParser, Trainer, TrainingArguments
 
@@ -52,6 +53,7 @@ DEFAULTS = {  # of fields of TrainingArguments
     "logging_strategy": "epoch",
     "remove_unused_columns": False,
     "report_to": [],
+    "dataloader_pin_memory": torch.cuda.is_available(),
 }
 
 
@@ -171,6 +173,29 @@ def accuracy(evaluated: EvalPrediction) -> dict[str, float]:
     return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
 
 
+def draw(folder: Path, log: list[dict[str, float]], counts: np.ndarray, classes: list[str]) -> str:
+    """Draws accuracy.png and confusion.png from the log and counts (class, answer). Returns a table with a row per class."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(*zip(*((entry["epoch"], entry["eval_accuracy"]) for entry in log if "eval_accuracy" in entry)), "o-")
+    axes.set(title=folder.name, xlabel="epoch", ylabel="accuracy on test pictures")
+    figure.savefig(folder / "accuracy.png", dpi=120)
+    figure = Figure(figsize=(1.5 + 0.4 * len(classes),) * 2, layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(counts / counts.sum(1, keepdims=True).clip(1), cmap="Blues", vmin=0, vmax=1)
+    axes.set(title=folder.name, xlabel="answer", ylabel="class")
+    axes.set_xticks(range(len(classes)), classes, rotation=90)
+    axes.set_yticks(range(len(classes)), classes)
+    figure.savefig(folder / "confusion.png", dpi=120)
+    found, right, asked = counts.sum(0).clip(1), counts.diagonal(), counts.sum(1)
+    rows = [
+        f"| {name} | {asked[index]:,} | {right[index] / max(asked[index], 1):.1%} | {right[index] / found[index]:.1%} |"
+        for index, name in enumerate(classes)
+    ]
+    table = ["| class | pictures | found | answers that are right |", "|---|---:|---:|---:|", *rows]
+    return "\n".join(["", "## Classes", "", *table, "", "![accuracy](accuracy.png)", "![confusion](confusion.png)", ""])
+
+
 def main(arguments: list[str] | None = None) -> dict[str, float]:
     """Trains, saves model and processor in the output folder, and returns the metrics on the test pictures."""
     parser = HfArgumentParser((Options, TrainingArguments))
@@ -198,11 +223,17 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     checkpoint = training.resume_from_checkpoint  # the option is a text: a folder, or "True" for the last checkpoint
     trainer.train(resume_from_checkpoint=checkpoint == "True" or checkpoint)
     trainer.save_model()
-    metrics = trainer.evaluate()
+    evaluated = trainer.predict(pictures["test"].with_transform(prepare), metric_key_prefix="eval")
+    metrics, classes = evaluated.metrics, list(model.config.id2label.values())
     trainer.save_metrics("eval", metrics)
+    counts = np.zeros((len(classes),) * 2, dtype=int)
+    np.add.at(counts, (evaluated.label_ids, evaluated.predictions.argmax(-1)), 1)
+    if metrics["eval_accuracy"] < 1.5 * counts.sum(1).max() / counts.sum():
+        print("The answers are hardly better than chance: try --model rmt, which needs fewer pictures, or more epochs.")
     facts = {"images": f"{len(pictures['train']):,} to train on", "accuracy": f"{metrics['eval_accuracy']:.2%}"}
     folder = Path(training.output_dir)
-    model_card(model, folder.name, facts).save(folder / "README.md")
+    shown = draw(folder, trainer.state.log_history, counts, classes)
+    model_card(model, folder.name, facts, training=shown).save(folder / "README.md")
     return metrics
 
 

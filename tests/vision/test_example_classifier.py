@@ -40,6 +40,9 @@ def test_every_family_learns_colours_into_a_folder_that_a_pipeline_loads(example
         ["--data", "pictures", "--model", family, *FEW, "--output_dir", "made", "--save_strategy", "no"]
     )
     assert metrics["eval_accuracy"] > 0.9
+    card = Path("made/README.md").read_text(encoding="utf-8")
+    assert all(f"| {colour} | 4 | " in card for colour in COLOURS)
+    assert all(Path("made", f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("accuracy", "confusion"))
     classify = pipeline("image-classification", model="made", device="cpu")
     assert classify.model.config.model_type == family
     assert classify(colour_picture("green", 99))[0]["label"] == "green"
