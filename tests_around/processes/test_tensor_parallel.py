@@ -52,12 +52,8 @@ torch.distributed.destroy_process_group()
 
 # the last layer's heads share states, two by two, the first one's have their own
 DECAYS = [[0.6, 0.8, 0.9, 0.99], *[[1.0] * 4] * 2, [0.6, 0.6, 0.97, 0.97]]
-HYBRID = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "decay_schedule": DECAYS,
-    "qkv_bias": True,
-    "use_qk_norm": True,
+HYBRID = {"num_attention_heads": 4, "num_key_value_heads": 2, "decay_schedule": DECAYS, "qkv_bias": True} | {
+    "use_qk_norm": True
 }
 
 

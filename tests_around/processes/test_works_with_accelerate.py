@@ -13,12 +13,7 @@ from torchrun import free_port, run_launcher
 from transformers import Trainer, TrainingArguments
 
 
-TRAINING = {
-    "max_steps": 4,
-    "learning_rate": 1e-2,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
+TRAINING = {"max_steps": 4, "learning_rate": 1e-2, "logging_steps": 1, "save_strategy": "no", "report_to": "none"} | {
     "disable_tqdm": True,
     "use_cpu": True,
     "train_sampling_strategy": "sequential",
