@@ -41,7 +41,7 @@ TESTS = {
     "retnet_hf/modules/": "modeling positions precision stream_state cuda_graphs",
     "retnet_hf/arguments/": "configuration modeling outputs works_with_peft",
     "retnet_hf/hybrid/configuration": "configuration hybrid",
-    "retnet_hf/hybrid/": "hybrid experts conversion_families conversion_ling",
+    "retnet_hf/hybrid/": "hybrid experts state state_algebra conversion_families conversion_ling",
     "retnet_hf/vision/modeling_vir": "vir vision_promises",
     "retnet_hf/vision/modeling_metaformer": "metaformer vision_promises",
     "retnet_hf/vision/modeling_rmt": "rmt vision_promises",

@@ -163,23 +163,6 @@ def test_a_window_that_does_not_rotate_has_no_distances():
     close(bounded(ids).logits, plain(ids).logits)
 
 
-@of_every_family
-@pytest.mark.parametrize("removed", [1, 5, 21])
-def test_tokens_are_taken_back_as_if_never_read(removed, family):
-    model, ids, other = small_model(family), random_ids(2, 33), random_ids(2, 9, seed=1)
-    state = model(ids[:, :12], use_cache=True).past_key_values
-    state.activate_past_recording()
-    for piece in ids[:, 12:].split([7, 1, 13], dim=1):
-        model(piece, past_key_values=state)
-    state.crop(-removed)
-    expected = model(ids[:, : 33 - removed], use_cache=True).past_key_values
-    same_state(state, expected)
-    assert state.get_seq_length() == 33 - removed
-    close(model(other, past_key_values=state).logits, model(other, past_key_values=expected).logits)
-    with pytest.raises(RuntimeError, match="can remove at most the 9 tokens recorded since the last crop, not 10"):
-        state.crop(-10)
-
-
 @pytest.mark.parametrize("sinks", [0, 2])
 def test_a_window_of_one_token_does_not_forget_where_it_was(sinks):
     kinds = ["sliding_attention", "linear_attention"]
@@ -191,18 +174,6 @@ def test_a_window_of_one_token_does_not_forget_where_it_was(sinks):
     close(model(ids[:, 4:], past_key_values=state).logits, model(ids).logits[:, 4:])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["hybrid", "sinks"])
-def test_a_state_is_saved_and_loaded_whole(tmp_path, family, dtype):
-    model, ids, more = small_model(family).to(dtype), random_ids(2, 20), random_ids(2, 9, seed=1)
-    state = model(ids, attention_mask=mask_without({1: (0, 4)}, 2, 20), use_cache=True).past_key_values
-    state.save(tmp_path / "state")
-    loaded = RetNetState.load(tmp_path / "state", model.config)
-    assert model(more, past_key_values=loaded).logits.equal(model(more, past_key_values=state).logits)
-    with pytest.raises(ValueError, match="another configuration"):
-        RetNetState.load(tmp_path / "state", small_config(family, sliding_window=4))
-
-
 @of_every_family
 def test_rows_are_cloned_selected_repeated_and_joined(family):
     model, more = small_model(family), random_ids(1, 6, seed=9)
@@ -212,16 +183,6 @@ def test_rows_are_cloned_selected_repeated_and_joined(family):
     close(model(more.expand(3, -1), past_key_values=joint.select([1, 0, 1])).logits, alone[[1, 0, 1]])
     close(model(more.expand(4, -1), past_key_values=joint.repeat(2)).logits, alone[[0, 0, 1, 1]])
     close(model(more.expand(2, -1), past_key_values=joint).logits, alone)
-
-
-@of_every_family
-def test_generation_in_every_way(family):
-    model, ids = small_model(family), random_ids(2, 9)
-    expected = greedy(model, ids, 20, use_cache=False)
-    assert greedy(model, ids, 20).equal(expected)
-    assert greedy(model, ids[:1], 20, prompt_lookup_num_tokens=3).equal(expected[:1])
-    assert greedy(model, ids, 20, cache_implementation="static").equal(expected)
-    assert greedy(model, ids, 12, num_beams=3).equal(greedy(model, ids, 12, num_beams=3, use_cache=False))
 
 
 def test_visible_by_definition():

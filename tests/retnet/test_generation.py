@@ -249,10 +249,10 @@ def test_sampling_with_drafts_repeats(model):
     assert first.shape == (1, 32)
 
 
+@of_every_model
 def test_prompt_lookup_decoding(model, forwards):
     ids = random_ids(1, 6).repeat(1, 5)
-    expected = greedy(model, ids, 40)
-    calls = forwards(model)
+    expected, calls = greedy(model, ids, 40), forwards(model)
     assert greedy(model, ids, 40, prompt_lookup_num_tokens=3).equal(expected)
     assert any(1 < fed < 30 for fed, _ in calls)  # drafts were checked several tokens at a time
 

@@ -1,6 +1,8 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Documents in one row that go on from states of their own are what each is alone: operator, states, models."""
 
+import contextlib
+import copy
 import itertools
 
 import pytest
@@ -28,37 +30,31 @@ def offsets(lengths: list[int]) -> list[int]:
 )
 def test_each_document_is_what_it_is_alone(lengths, heads, chunk_size, with_states):
     """Outputs, states and all gradients, against the recurrence, in float64."""
-    count, groups, matrices = heads
-    generator = torch.Generator().manual_seed(sum(lengths))
+    (count, groups, matrices), total, bounds = heads, sum(lengths), offsets(lengths)
+    generator = torch.Generator().manual_seed(total)
 
     def normal(*sizes):
         return torch.randn(*sizes, generator=generator, dtype=torch.float64).requires_grad_()
 
-    total, bounds = sum(lengths), offsets(lengths)
     query, key, value = normal(1, count, total, 3), normal(1, groups, total, 3), normal(1, groups, total, 5)
     initial = normal(len(lengths), matrices, 3, 5)
     log_decay = torch.rand(matrices, generator=generator, dtype=torch.float64).log()
     leaves = [query, key, value] + ([initial] if with_states else [])
-    output, states = packed_retention(query, key, value, log_decay, bounds, initial if with_states else None, chunk_size)
+    actual = packed_retention(query, key, value, log_decay, bounds, initial if with_states else None, chunk_size)
 
-    outputs, alone = [], []
-    for document, (first, last) in enumerate(itertools.pairwise(bounds)):
-        before = initial[document : document + 1] if with_states else torch.zeros_like(initial[:1])
-        if first == last:
-            alone.append(before)
-            continue
-        parts = (operand[:, :, first:last] for operand in (query, key, value))
-        own, after = recurrent_retention(*parts, log_decay, before)
-        outputs.append(own)
-        alone.append(after)
-    expected = torch.cat(outputs, dim=2), torch.cat(alone)
-    weights = [torch.randn(result.shape, generator=generator, dtype=torch.float64) for result in expected]
-    gradients = [
-        torch.autograd.grad(sum((each * weight).sum() for each, weight in zip(results, weights)), leaves)
-        for results in ((output, states), expected)
-    ]
-    for actual, wanted in zip((output, states, *gradients[0]), (*expected, *gradients[1])):
-        torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-11)
+    outputs, states = [], []
+    for before, (first, last) in zip(initial[:, None], itertools.pairwise(bounds)):
+        before = before if with_states else torch.zeros_like(before)
+        if first < last:
+            parts = (operand[:, :, first:last] for operand in (query, key, value))
+            output, before = recurrent_retention(*parts, log_decay, before)
+            outputs.append(output)
+        states.append(before)
+    expected = torch.cat(outputs, dim=2), torch.cat(states)
+    weights = [normal(*result.shape).detach() for result in expected]
+    found, wanted = ((*results, *torch.autograd.grad(results, leaves, weights)) for results in (actual, expected))
+    for one, other in zip(found, wanted):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("viewed", [1, 2**20], ids=["in their places", "in copies"])
@@ -84,26 +80,19 @@ def test_a_step_changes_rows_as_packed_retention_does_and_no_other(
     torch.testing.assert_close(states, kept.index_copy(0, own, after), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("rows", "most", "runs"),
-    [
-        ([5], 4, [(0, 1)]),
-        (range(5), 8, [(0, 5)]),
-        (range(5), 2, [(0, 2), (2, 2), (4, 1)]),
-        ([3, 4, 5, 0, 1], 8, [(0, 3), (3, 2)]),
-        ([4, 3, 2], 8, [(0, 1), (1, 1), (2, 1)]),
-    ],
-)
+RUNS = [([5], 4, [(0, 1)]), (range(5), 8, [(0, 5)]), (range(5), 2, [(0, 2), (2, 2), (4, 1)])]
+RUNS += [([3, 4, 5, 0, 1], 8, [(0, 3), (3, 2)]), ([4, 3, 2], 8, [(0, 1), (1, 1), (2, 1)])]
+
+
+@pytest.mark.parametrize(("rows", "most", "runs"), RUNS)
 def test_documents_of_neighbouring_rows_are_taken_together(rows, most, runs):
     assert runs_of(rows, most) == runs
 
 
 def test_a_layout_serves_all_layers():
-    query = key = value = torch.randn(1, 2, 9, 4)
-    log_decay = torch.tensor([-0.1, -0.5])
-    layout = packed_documents([0, 4, 9], 4)
-    once = packed_retention(query, key, value, log_decay, layout)
-    anew = packed_retention(query, key, value, log_decay, torch.tensor([0, 4, 9]), chunk_size=4)
+    operands, log_decay = [torch.randn(1, 2, 9, 4)] * 3, torch.tensor([-0.1, -0.5])
+    once = packed_retention(*operands, log_decay, packed_documents([0, 4, 9], 4))
+    anew = packed_retention(*operands, log_decay, torch.tensor([0, 4, 9]), chunk_size=4)
     assert all(one.equal(other) for one, other in zip(once, anew))
 
 
@@ -116,19 +105,15 @@ def test_the_layout_of_a_step_serves_calls_with_and_without_gradients():
     torch.testing.assert_close(query.grad, key.detach() * value.detach().sum(-1, keepdim=True))
 
 
-@pytest.mark.parametrize("boundaries", [[0], [1, 9], [0, 5, 4, 9], [0.0, 9.5], [[0, 9]]])
-def test_boundaries_that_fall_or_do_not_begin_at_0_are_refused(boundaries):
-    with pytest.raises(ValueError, match="boundaries must be integers that begin at 0 and never decrease"):
-        packed_documents(boundaries, 4)
-
-
 def test_what_does_not_belong_together_is_refused():
-    query = key = value = torch.randn(1, 2, 9, 4)
-    log_decay = torch.tensor([-0.1, -0.5])
+    operands = [*[torch.randn(1, 2, 9, 4)] * 3, torch.tensor([-0.1, -0.5])]
+    for boundaries in ([0], [1, 9], [0, 5, 4, 9], [0.0, 9.5], [[0, 9]]):
+        with pytest.raises(ValueError, match="boundaries must be integers that begin at 0 and never decrease"):
+            packed_documents(boundaries, 4)
     with pytest.raises(ValueError, match="one row of the 8 tokens"):
-        packed_retention(query, key, value, log_decay, [0, 8])
+        packed_retention(*operands, [0, 8])
     with pytest.raises(ValueError, match="initial_states must be \\(2, 2, 4, 4\\)"):
-        packed_retention(query, key, value, log_decay, [0, 8, 9], torch.zeros(1, 2, 4, 4))
+        packed_retention(*operands, [0, 8, 9], torch.zeros(1, 2, 4, 4))
 
 
 # models
@@ -150,11 +135,11 @@ def sequences(request):
     return model, prompts, later, logits
 
 
-def read(model, documents, state, **kwargs):
+@torch.no_grad()
+def read(model, documents, state, use_cache=True, **kwargs):
     bounds = torch.tensor(offsets([document.shape[1] for document in documents]), dtype=torch.int32)
-    with torch.no_grad():
-        row = torch.cat(documents, dim=1)
-        return model(row, cu_seq_lens_q=bounds, past_key_values=state, use_cache=True, **kwargs).logits
+    row = torch.cat(documents, dim=1)
+    return model(row, cu_seq_lens_q=bounds, past_key_values=state, use_cache=use_cache, **kwargs).logits
 
 
 def empty(model, sequences=4):
@@ -166,10 +151,14 @@ def close(actual, expected):
 
 
 def test_prompts_and_what_follows_go_through_a_model_in_one_row(sequences):
+    """Without use_cache the state is read and left."""
     model, prompts, later, logits = sequences
     state = empty(model)
     close(read(model, prompts, state), [first for first, _ in logits])
-    close(read(model, later, state), [second for _, second in logits])
+    before = state.clone()
+    for use_cache in (False, True):
+        same_state(state, before, 0)
+        close(read(model, later, state, use_cache=use_cache), [second for _, second in logits])
     assert state.layers[0].next_position.tolist() == [first + second for first, second in zip(LENGTHS, LATER)]
 
 
@@ -197,80 +186,58 @@ def test_a_document_at_position_0_begins_in_a_slot_that_was_used(sequences):
     close(one, [logits[1][0]])  # a prompt of one token is no step of decoding
 
 
-def test_without_use_cache_the_state_is_read_and_left(sequences):
-    model, prompts, later, logits = sequences
-    state = empty(model)
-    read(model, prompts, state)
-    before = state.clone()
-    with torch.no_grad():
-        row, bounds = torch.cat(later, dim=1), torch.tensor(offsets(LATER))
-        found = model(row, cu_seq_lens_q=bounds, past_key_values=state, use_cache=False).logits
-    close(found, [second for _, second in logits])
-    for layer, other in zip(state.layers, before.layers):
-        assert layer.recurrent_states.equal(other.recurrent_states)
-
-
 def test_training_through_packed_documents_with_states_has_the_gradients_of_each_alone(sequences):
-    model, prompts, later, _ = sequences
+    model, prompts, _, _ = sequences
+    packed = {"cu_seq_lens_q": torch.tensor(offsets(LENGTHS)), "past_key_values": empty(model)}
     gradients = []
-    for packed in (True, False):
-        model.zero_grad()
-        if packed:
-            row, bounds = torch.cat(prompts, dim=1), torch.tensor(offsets(LENGTHS))
-            out = model(row, cu_seq_lens_q=bounds, past_key_values=empty(model), use_cache=True)
-            states = [layer.recurrent_states for layer in out.past_key_values.layers]
-            loss = out.logits.square().sum() + sum(state.square().sum() for state in states)
-        else:
-            loss = 0
-            for prompt in prompts:
-                out = model(prompt, use_cache=True)
-                loss = loss + out.logits.square().sum()
-                loss = loss + sum(layer.recurrent_states.square().sum() for layer in out.past_key_values.layers)
-        loss.backward()
-        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-    model.zero_grad()
+    for calls in ([(torch.cat(prompts, dim=1), packed)], [(prompt, {}) for prompt in prompts]):
+        outputs = [model(ids, use_cache=True, **options) for ids, options in calls]
+        found = [out.logits for out in outputs]
+        found += [layer.recurrent_states for out in outputs for layer in out.past_key_values.layers]
+        gradients.append(torch.autograd.grad(sum(each.square().sum() for each in found), list(model.parameters())))
     for one, other in zip(*gradients):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 def test_what_cannot_go_on_is_refused(sequences):
     model, prompts, _, _ = sequences
-    state = empty(model)
+    state, hybrid = empty(model), small_model("hybrid")
     read(model, prompts, state)
-    with pytest.raises(ValueError, match="cache holds 4 sequences, and cu_seq_lens_q 2 documents"):
-        read(model, prompts[:2], state)
-    for rows in (torch.tensor([0]), torch.tensor([0.0, 1.0]), [True, False]):
-        with pytest.raises(ValueError, match="state_rows must be integers, one for each of the 2 documents"):
-            read(model, prompts[:2], state, state_rows=rows)
-    for rows in ([1, 1], [0, -1], [0, 4]):
-        with pytest.raises(ValueError, match="state_rows must be different rows of the 4 of cache"):
-            read(model, prompts[:2], state, state_rows=torch.tensor(rows))
-    with pytest.raises(ValueError, match="RetNetState.zeros"):
-        read(model, prompts[:2], RetNetState(model.config), state_rows=torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="state_rows need cu_seq_lens_q"):
-        model(prompts[0], past_key_values=state.select([0]), state_rows=torch.tensor([0]))
-    with pytest.raises(ValueError, match="position_ids must increase within each document"):
-        read(model, [prompts[2]], state, state_rows=torch.tensor([0]), position_ids=torch.arange(30)[None] % 5)
-    with pytest.raises(ValueError, match="attention_mask cannot be passed with packed documents"):
-        read(model, prompts, state, attention_mask=torch.ones(1, sum(LENGTHS), dtype=torch.int64))
-    with pytest.raises(ValueError, match="retention_form cannot be passed with packed documents"):
-        read(model, prompts, state, retention_form="chunkwise")
-    with pytest.raises(ValueError, match="offsets of documents in one row"):
-        model(random_ids(2, 4), cu_seq_lens_q=[0, 1, 2, 3, 4], past_key_values=state, use_cache=True)
-    with pytest.raises(ValueError, match=r"end at its 4 tokens, got \[0, 1, 1, 2, 3\]"):
-        model(random_ids(1, 4), cu_seq_lens_q=[0, 1, 1, 2, 3], past_key_values=state, use_cache=True)
-    state.activate_past_recording()
-    with pytest.raises(ValueError, match="cannot be used with a state that records its past"):
-        read(model, prompts, state)
-    with pytest.raises(ValueError, match="dtype must be one of"):
-        RetNetState.zeros(model.config, 2, dtype=torch.bfloat16)
-    hybrid = small_model("hybrid")
+    recording, one = state.clone(), prompts[:1]
+    recording.activate_past_recording()
+    row = {"cache": state, "use_cache": True}
     with torch.no_grad():
-        read_hybrid = hybrid(prompts[0], use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="if all layers of the model are retention"):
-        read(hybrid, prompts[:1], read_hybrid)
-    with pytest.raises(ValueError, match="if all layers of the model are retention"):
-        RetNetState.zeros(hybrid.config, 2)
+        of_hybrid = hybrid(prompts[0], use_cache=True).cache
+    integers, different = "integers, one for each of the 2 documents", "different rows of the 4 of cache"
+    rows = [([0], integers), ([0.0, 1.0], integers), ([True, False], integers)]
+    rows += [([1, 1], different), ([0, -1], different), ([0, 4], different)]
+    calls = [
+        (f"state_rows must be {sentence}", lambda bad=bad: read(model, prompts[:2], state, state_rows=torch.tensor(bad)))
+        for bad, sentence in rows
+    ]
+    calls += [
+        ("cache holds 4 sequences, and cu_seq_lens_q 2 documents", lambda: read(model, prompts[:2], state)),
+        ("RetNetState.zeros", lambda: read(model, one, RetNetState(model.config), state_rows=torch.tensor([0]))),
+        ("state_rows need cu_seq_lens_q", lambda: model(prompts[0], cache=state.select([0]), state_rows=torch.tensor([0]))),
+        (
+            "position_ids must increase within each document",
+            lambda: read(model, [prompts[2]], state, state_rows=torch.tensor([0]), position_ids=torch.arange(30)[None] % 5),
+        ),
+        (
+            "attention_mask cannot be passed with packed documents",
+            lambda: read(model, prompts, state, attention_mask=torch.ones(1, sum(LENGTHS), dtype=torch.int64)),
+        ),
+        ("retention_form cannot be passed with packed", lambda: read(model, prompts, state, retention_form="chunkwise")),
+        ("offsets of documents in one row", lambda: model(random_ids(2, 4), cu_seq_lens_q=[0, 1, 2, 3, 4], **row)),
+        (r"end at its 4 tokens, got \[0, 1, 1,", lambda: model(random_ids(1, 4), cu_seq_lens_q=[0, 1, 1, 2, 3], **row)),
+        ("cannot be used with a state that records its past", lambda: read(model, prompts, recording)),
+        ("dtype must be one of", lambda: RetNetState.zeros(model.config, 2, dtype=torch.bfloat16)),
+        ("if all layers of the model are retention", lambda: read(hybrid, one, of_hybrid)),
+        ("if all layers of the model are retention", lambda: RetNetState.zeros(hybrid.config, 2)),
+    ]
+    for sentence, call in calls:
+        with pytest.raises(ValueError, match=sentence):
+            call()
 
 
 def test_an_empty_state_beside_boundaries_is_that_of_the_row(sequences):
@@ -316,25 +283,18 @@ def test_compiled_with_documents_that_come_and_go(sequences):
 def test_training_with_checkpointing_goes_on_from_states_with_the_same_gradients(sequences):
     model, prompts, _, _ = sequences
     row, bounds = torch.cat(prompts, dim=1), torch.tensor(offsets(LENGTHS))
-
-    def gradients() -> tuple[list[torch.Tensor], RetNetState]:
+    model, found, states = copy.deepcopy(model).train(), [], [empty(model), empty(model)]
+    for state in states:
         model.zero_grad()
-        state = empty(model)
         model(row, past_key_values=state, cu_seq_lens_q=bounds, labels=row).loss.backward()
-        return [parameter.grad.clone() for parameter in model.parameters()], state
-
-    expected, state = gradients()
-    model.train().gradient_checkpointing_enable()
-    try:
-        found, again = gradients()
-    finally:
-        model.eval().gradient_checkpointing_disable()
-    for one, other in zip(found, expected):
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+        model.gradient_checkpointing_enable()
+    for one, other in zip(*found):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
-    same_state(again, state)
+    same_state(*states)
 
 
 def test_what_a_mode_computes_is_not_kept_for_real_calls():
-    with FakeTensorMode():
-        assert isinstance(packed_documents([0, 1, 2, 3, 4, 5, 6], 8, torch.device("cpu")).boundaries, FakeTensor)
-    assert type(packed_documents([0, 1, 2, 3, 4, 5, 6], 8, torch.device("cpu")).boundaries) is torch.Tensor
+    for mode, kind in ((FakeTensorMode(), FakeTensor), (contextlib.nullcontext(), torch.Tensor)):
+        with mode:
+            assert type(packed_documents([0, 1, 2, 3, 4, 5, 6], 8, torch.device("cpu")).boundaries) is kind

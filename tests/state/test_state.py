@@ -69,12 +69,12 @@ def test_continue_with_a_new_turn_in_beams_and_samples(model):
     """One row's state serves several beams or samples: generate() leaves the repeating to us."""
     ids = random_ids(1, 9)
     for kwargs in ({"num_beams": 3, "do_sample": False}, {"num_return_sequences": 3, "do_sample": True}):
-        state = prefix_state(model, ids[:, :8])
+        state, found = prefix_state(model, ids[:, :8]), []
         state.batch_repeat_interleave(3)
-        torch.manual_seed(1)
-        continued = model.generate(ids, max_new_tokens=12, past_key_values=state, **kwargs)
-        torch.manual_seed(1)
-        assert continued.equal(model.generate(ids, max_new_tokens=12, **kwargs))
+        for options in ({"past_key_values": state}, {}):
+            torch.manual_seed(1)
+            found.append(model.generate(ids, max_new_tokens=12, **options, **kwargs))
+        assert found[0].equal(found[1])
 
 
 CACHES = {
@@ -108,88 +108,57 @@ def test_a_cache_that_users_make_is_an_ordinary_one(model, make):
     assert greedy(model, first, 20, past_key_values=cache, disable_compile=True).equal(greedy(model, ids, 30))
 
 
+@torch.no_grad()
 def test_fork_the_state(model):
-    ids = random_ids(2, 9)
-    one, other = random_ids(2, 12, seed=1), random_ids(2, 12, seed=2)
-    state = prefix_state(model, ids)
-    for forked in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
-        with torch.no_grad():
-            # token by token, in turns: a step updates its state in place
-            both = [
-                (model(a, past_key_values=state).logits, model(b, past_key_values=forked).logits)
-                for a, b in zip(one.split(1, dim=1), other.split(1, dim=1))
-            ]
-            close(torch.cat([a for a, _ in both], 1), model(torch.cat([ids, one], 1)).logits[:, 9:])
-            close(torch.cat([b for _, b in both], 1), model(torch.cat([ids, other], 1)).logits[:, 9:])
+    ids, one, other = random_ids(2, 9), random_ids(2, 12, seed=1), random_ids(2, 12, seed=2)
+    for fork in (copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))):
         state = prefix_state(model, ids)
-
-
-def test_fork_the_state_of_inference_mode(model):
-    ids = random_ids(2, 9)
-    with torch.inference_mode():
-        state = model(ids[:, :4]).past_key_values
-        model(ids[:, 4:5], past_key_values=state)
-    fork = copy.deepcopy(state)
-    for one in (state, fork):
-        close(model(ids[:, 5:], past_key_values=one, use_cache=True).logits, model(ids).logits[:, 5:])
-        with torch.no_grad():
-            close(model(ids[:, :2], past_key_values=one).logits, model(ids[:, [*range(9), 0, 1]]).logits[:, 9:])
+        forked, found = fork(state), []
+        for tokens in zip(one.split(1, dim=1), other.split(1, dim=1)):  # in turns: a step updates its state in place
+            found.append([model(token, past_key_values=own).logits for token, own in zip(tokens, (state, forked))])
+        for logits, following in zip(zip(*found), (one, other)):
+            close(torch.cat(logits, 1), model(torch.cat([ids, following], 1)).logits[:, 9:])
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_a_state_that_was_reset_is_as_good_as_new(model, batch):
     """Also for a batch of another size, for padding, and after gradients were recorded."""
-    ids, padded = random_ids(batch, 7), random_ids(batch, 9, seed=1)
-    mask = torch.ones_like(padded)
+    ids, padded, mask = random_ids(batch, 7), random_ids(batch, 9, seed=1), torch.ones(batch, 9, dtype=torch.int64)
     mask[0, :5] = 0
+    expected = prefix_state(model, padded, attention_mask=mask)
     for state in (detailed(model, random_ids(2, 9), 10).past_key_values, model(random_ids(2, 9)).past_key_values):
         state.reset()
         assert state.get_seq_length() == 0
-        expected = prefix_state(model, padded, attention_mask=mask)
         same_state(prefix_state(model, padded, attention_mask=mask, past_key_values=state), expected)
         state.reset()
         assert greedy(model, ids, 10, past_key_values=state).equal(greedy(model, ids, 10))
         assert state.get_seq_length() == 16
 
 
+@torch.no_grad()
 def test_rows_are_reordered_repeated_and_selected(model):
     ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1), random_ids(1, 6, seed=2)])
-    changes = [
+    for change, rows in (
         (lambda state: state.reorder_cache(torch.tensor([2, 0, 1])), [2, 0, 1]),
         (lambda state: state.reorder_cache(torch.tensor([1, 1, 0])), [1, 1, 0]),
         (lambda state: state.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
         (lambda state: state.batch_select_indices(torch.tensor([2, 0])), [2, 0]),
         (lambda state: state.batch_select_indices(torch.tensor([False, True, False])), [1]),
-    ]
-    for change, rows in changes:
+    ):
         state, following = prefix_state(model, ids, attention_mask=mask), random_ids(len(rows), 4, seed=5)
         change(state)
         same_state(state, prefix_state(model, ids[rows], attention_mask=mask[rows]))
         text, whole = torch.cat([ids[rows], following], 1), torch.cat([mask[rows], torch.ones_like(following)], 1)
-        with torch.no_grad():
-            expected = model(text, attention_mask=whole).logits[:, -4:]
-            close(model(following, past_key_values=state).logits, expected)
-
-
-def test_batch_repeat_the_state_many_samples(model):
-    """One prefix, many samples: rows that were one go their own ways."""
-    ids = random_ids(1, 9)
-    state = prefix_state(model, ids)
-    state.batch_repeat_interleave(4)
-    following = random_ids(4, 6, seed=3)
-    with torch.no_grad():
-        logits = torch.cat([model(t, past_key_values=state).logits for t in following.split(1, dim=1)], 1)
-        close(logits, model(torch.cat([ids.expand(4, 9), following], 1)).logits[:, 9:])
+        logits = [model(token, past_key_values=state).logits for token in following.split(1, dim=1)]
+        close(torch.cat(logits, 1), model(text, attention_mask=whole).logits[:, -4:])
 
 
 def test_state_knows_its_length(model):
-    state = RetNetState(model.config)
+    state, ids = RetNetState(model.config), random_ids(2, 9)
     assert state.get_seq_length() == 0
-    ids = random_ids(2, 9)
     assert prefix_state(model, ids, past_key_values=state) is state
     nine = state.get_seq_length()
-    assert int(nine) == state.get_seq_length() == 9
-    assert [state.get_seq_length(layer) for layer in range(2)] == [9, 9]
+    assert [int(nine), state.get_seq_length(0), state.get_seq_length(1)] == [9, 9, 9]
     prefix_state(model, ids[:, :1], past_key_values=state)
     assert state.get_seq_length() == 10
     assert nine == 9  # what was returned before does not change
@@ -215,17 +184,16 @@ MODES = (torch.no_grad, torch.enable_grad, torch.inference_mode)
 @pytest.mark.parametrize("later", MODES)
 @pytest.mark.parametrize("first", MODES)
 def test_the_state_passes_between_modes_of_autograd(model, first, later):
-    """Written under one, read and written under another."""
-    ids = random_ids(2, 20)
-    with first():
-        state = model(ids[:, :6], use_cache=True).past_key_values
-        model(ids[:, 6:7], past_key_values=state)
-    with later():
-        logits = [model(ids[:, 7:12], past_key_values=state).logits, model(ids[:, 12:13], past_key_values=state).logits]
-    with first():
-        logits.append(model(ids[:, 13:], past_key_values=state).logits)
+    """Written under one, copied, read and written under another."""
+    ids, logits, end = random_ids(2, 20), [], 0
+    state = RetNetState(model.config)
+    for mode, length in ((first, 6), (first, 1), (later, 5), (later, 1), (first, 7)):
+        with mode():
+            state = copy.deepcopy(state) if length == 5 and first is not torch.enable_grad else state
+            logits.append(model(ids[:, end : end + length], past_key_values=state, use_cache=True).logits)
+        end += length
     with torch.no_grad():
-        close(torch.cat([piece.detach().clone() for piece in logits], 1), model(ids).logits[:, 7:])
+        close(torch.cat([piece.detach().clone() for piece in logits], 1), model(ids).logits)
     assert state.get_seq_length() == 20
     state.reset()
     with later():
@@ -246,21 +214,20 @@ def test_gradients_flow_through_the_state_after_it_was_read_without(model):
 
 def test_the_state_stays_where_it_is(model):
     """Decoding allocates nothing that lasts: the tensors of the state keep their addresses."""
-    state = prefix_state(model, random_ids(2, 9))
-    before = [layer.recurrent_states.data_ptr() for layer in retention_layers(state)]
-    for n in range(5):
-        prefix_state(model, random_ids(2, 1, seed=n), past_key_values=state)
-    assert [layer.recurrent_states.data_ptr() for layer in retention_layers(state)] == before
-    state.reset()
-    prefix_state(model, random_ids(2, 9), past_key_values=state)
-    assert [layer.recurrent_states.data_ptr() for layer in retention_layers(state)] == before
+    state, addresses = prefix_state(model, random_ids(2, 9)), []
+    for length in (0, 1, 1, 9):
+        if length == 9:
+            state.reset()
+        if length:
+            prefix_state(model, random_ids(2, length), past_key_values=state)
+        addresses.append([layer.recurrent_states.data_ptr() for layer in retention_layers(state)])
+    assert all(found == addresses[0] for found in addresses)
 
 
 def test_the_record_of_the_past_costs_what_was_recorded(model):
     """Recording for assisted decoding keeps one state and the tokens since the last crop, not more."""
-    state = RetNetState(model.config)
+    state, sizes = RetNetState(model.config), []
     state.activate_past_recording()
-    sizes = []
     for n in range(6):
         prefix_state(model, random_ids(1, 4, seed=n), past_key_values=state)
         state.crop(-1)
@@ -273,17 +240,16 @@ def test_the_record_of_the_past_costs_what_was_recorded(model):
 @of_every_model
 @pytest.mark.parametrize("removed", [0, 1, 3, 4, 11])
 def test_crop_is_as_if_never_read(model, removed):
-    ids = random_ids(2, 20)
-    state = prefix_state(model, ids[:, :9])
+    ids, following = random_ids(2, 20), random_ids(2, 3, seed=1)
+    state, expected = prefix_state(model, ids[:, :9]), prefix_state(model, ids[:, : 20 - removed])
     state.activate_past_recording()
     for piece in ids[:, 9:].split([1, 6, 1, 3], dim=1):
         prefix_state(model, piece, past_key_values=state)
     state.crop(-removed)
-    same_state(state, prefix_state(model, ids[:, : 20 - removed]))
+    same_state(state, expected)
     assert state.get_seq_length() == 20 - removed
     with torch.no_grad():
-        logits = model(random_ids(2, 3, seed=1), past_key_values=state).logits
-        close(logits, model(torch.cat([ids[:, : 20 - removed], random_ids(2, 3, seed=1)], 1)).logits[:, -3:])
+        close(model(following, past_key_values=state).logits, model(following, past_key_values=expected).logits)
 
 
 def test_crop_of_what_was_not_recorded_is_refused(model):
@@ -297,12 +263,12 @@ def test_crop_of_what_was_not_recorded_is_refused(model):
 
 
 def test_ids_that_do_not_begin_with_what_was_read_are_refused(model):
-    """More new tokens than the state has read would be taken for the whole text, and lose the first of them (D19)."""
+    """More new tokens than the state has read would be taken for the whole text, and lose the first of them."""
     ids = random_ids(2, 9)
-    for state in (prefix_state(model, ids[:, :3]), prefix_state(model, ids[:, :3]).clone()):
-        with pytest.raises(ValueError, match="input_ids must begin with the 3 tokens that cache has read"):
-            greedy(model, ids[:, 3:], 5, past_key_values=state)
     state = prefix_state(model, ids[:, :3])
+    for each in (state, state.clone()):
+        with pytest.raises(ValueError, match="input_ids must begin with the 3 tokens that cache has read"):
+            greedy(model, ids[:, 3:], 5, past_key_values=each)
     continued = greedy(model, ids[:, 3:], 5, past_key_values=state, attention_mask=ONES[:, :9])
     assert continued[:, 6:].equal(greedy(model, ids, 5)[:, 9:])
 
@@ -322,6 +288,7 @@ def test_a_call_that_fails_between_layers_leaves_a_state_that_no_file_hides(tmp_
         RetNetState.load(tmp_path / "state.safetensors", model)
 
 
+@torch.no_grad()
 def test_layers_that_a_pipeline_stage_does_not_hold_read_nothing():
     class Missing(torch.nn.Identity):
         def forward(self, hidden_states, *_, **__):
@@ -330,8 +297,6 @@ def test_layers_that_a_pipeline_stage_does_not_hold_read_nothing():
     model = small_model().model
     model.layers[0] = Missing()
     state = RetNetState.zeros(model.config, 2)
-    with torch.no_grad():
-        model(inputs_embeds=torch.randn(2, 3, model.config.hidden_size), past_key_values=state, use_cache=False)
-        assert [int(layer.cumulative_length) for layer in state.layers] == [0] * len(state.layers)
-        model(inputs_embeds=torch.randn(2, 3, model.config.hidden_size), past_key_values=state, use_cache=True)
-    assert [int(layer.cumulative_length) for layer in state.layers] == [0] + [3] * (len(state.layers) - 1)
+    for use_cache, read in ((False, 0), (True, 3)):
+        model(inputs_embeds=torch.randn(2, 3, model.config.hidden_size), past_key_values=state, use_cache=use_cache)
+        assert [int(layer.cumulative_length) for layer in state.layers] == [0] + [read] * (len(state.layers) - 1)

@@ -138,14 +138,17 @@ def test_a_batch_of_different_requests_generates_what_each_does_alone():
         assert together[row, 4:].equal(alone[0, -10:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dialect", ["hybrid", "sinks", "hypenet", "minimax", "ring"])
-def test_a_state_is_saved_after_one_call_of_the_model(dialect, tmp_path):
+def test_a_state_is_saved_after_one_call_of_the_model(dialect, dtype, tmp_path):
     """Layers of softmax attention that read the same tokens may share the tensors of their positions."""
-    model, more = small_model(dialect), random_ids(2, 5, seed=1)
-    state = read(model, random_ids(2, 9)).past_key_values
-    state.save(tmp_path / "state.safetensors")
-    loaded = RetNetState.load(tmp_path / "state.safetensors", model)
+    model, more, path = small_model(dialect).to(dtype), random_ids(2, 5, seed=1), tmp_path / "state.safetensors"
+    state = read(model, random_ids(2, 9), mask=torch.tensor([[1] * 9, [0] * 4 + [1] * 5])).past_key_values
+    state.save(path)
+    loaded = RetNetState.load(path, model)
     assert torch.equal(read(model, more, loaded).logits, read(model, more, state).logits)
+    with pytest.raises(ValueError, match="another configuration"):
+        RetNetState.load(path, small_config(dialect, value_expansion=4.0))
 
 
 def test_a_saved_state_goes_on_in_another_process(tmp_path):

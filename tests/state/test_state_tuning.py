@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from datasets import Dataset
 from small_models import greedy, random_ids, small_model
 from transformers import Trainer, TrainingArguments
 
@@ -50,9 +49,7 @@ def test_gradients_flow_into_the_state_alone():
 
 
 def test_the_gradient_is_that_of_the_loss():
-    tuned, ids = tuned_model(), random_ids(2, 9)
-    tuned.model.double()
-    tuned.states.double()
+    tuned, ids = tuned_model().double(), random_ids(2, 9)
     tuned(ids, labels=ids).loss.backward()
     for state in tuned.states:
         direction, losses = torch.randn_like(state), []
@@ -66,20 +63,15 @@ def test_the_gradient_is_that_of_the_loss():
 
 
 def test_padding_in_front_does_not_take_the_state_away():
-    tuned, ids = tuned_model(), random_ids(1, 10)
-    padded, mask = torch.cat([torch.zeros(1, 4, dtype=torch.int64), ids], dim=1), torch.ones(1, 14, dtype=torch.int64)
-    mask[:, :4] = 0
-    with torch.no_grad():
-        torch.testing.assert_close(tuned(padded, mask).logits[:, 4:], tuned(ids).logits, rtol=1e-4, atol=1e-4)
+    tuned, ids, mask = tuned_model(), random_ids(1, 14), (torch.arange(14)[None] >= 4).long()
+    torch.testing.assert_close(tuned(ids, mask).logits[:, 4:], tuned(ids[:, 4:]).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_generate_goes_on_from_it_and_every_row_has_it():
     tuned, ids = tuned_model(), random_ids(3, 7)
-    found = greedy(tuned.model, ids, 12, past_key_values=tuned.state(3), eos_token_id=None)
-    text = ids
-    with torch.no_grad():
-        for _ in range(12):
-            text = torch.cat([text, tuned(text).logits[:, -1:].argmax(-1)], dim=1)
+    found, text = greedy(tuned.model, ids, 12, past_key_values=tuned.state(3), eos_token_id=None), ids
+    for _ in range(12):
+        text = torch.cat([text, tuned(text).logits[:, -1:].argmax(-1)], dim=1)
     assert found.equal(text)
     assert not found.equal(greedy(tuned.model, ids, 12, eos_token_id=None))
 
@@ -95,22 +87,17 @@ def test_the_file_is_a_state_that_loads(tmp_path):
 
 
 def test_trainer_trains_it_and_its_checkpoints_hold_nothing_else(tmp_path):
-    tuned = StateTuning(small_model())
+    tuned, again, text = StateTuning(small_model()), StateTuning(small_model()), [5, 9, 7, 5, 9, 7, 5, 9]
     weights = {name: weight.clone() for name, weight in tuned.model.state_dict().items()}
-    data = Dataset.from_dict({"input_ids": [[5, 9, 7, 5, 9, 7, 5, 9]] * 8, "labels": [[5, 9, 7, 5, 9, 7, 5, 9]] * 8})
+    data, ids = [{"input_ids": text, "labels": text}] * 8, torch.tensor([text])
     options = {"per_device_train_batch_size": 4, "report_to": [], "disable_tqdm": True, "use_cpu": True}
     arguments = TrainingArguments(str(tmp_path), max_steps=30, learning_rate=0.05, save_steps=15, **options)
-    ids = torch.tensor(data["input_ids"])
-    with torch.no_grad():
-        before = tuned(ids, labels=ids).loss
+    before = tuned(ids, labels=ids).loss.item()
     Trainer(tuned, arguments, train_dataset=data).train()
-    with torch.no_grad():
-        assert tuned(ids, labels=ids).loss < 0.7 * before
+    assert tuned(ids, labels=ids).loss < 0.7 * before
     assert all(weight.equal(weights[name]) for name, weight in tuned.model.state_dict().items())
-    size = sum(state.nbytes for state in tuned.states)
     checkpoint = tmp_path / "checkpoint-15"
-    assert (checkpoint / "model.safetensors").stat().st_size < 2 * size
-    again = StateTuning(small_model())
+    assert (checkpoint / "model.safetensors").stat().st_size < 2 * sum(state.nbytes for state in tuned.states)
     Trainer(again, arguments, train_dataset=data).train(resume_from_checkpoint=str(checkpoint))
     for found, expected in zip(again.states, tuned.states):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

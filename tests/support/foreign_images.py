@@ -45,18 +45,13 @@ def to_vir_pulfer(model) -> Checkpoint:
 
 def to_rmt(model) -> Checkpoint:
     ours, dense = model.config, isinstance(model, RMTBackbone)
-    arguments = {
-        "embed_dims": ours.hidden_sizes,
-        "depths": ours.depths,
-        "num_heads": ours.num_attention_heads,
-        "init_values": ours.decay_exponents,
-        "heads_ranges": ours.decay_exponent_ranges,
-        "mlp_ratios": ours.mlp_ratios,
-        "drop_path_rate": ours.drop_path_rate,
-        "chunkwise_recurrents": [kind == "decomposed" for kind in ours.attention_types],
-        "layerscales": ours.use_layer_scale,
-        "token_label": ours.token_classifier_input is not None,
-    }
+    arguments = (
+        {"embed_dims": ours.hidden_sizes, "depths": ours.depths, "num_heads": ours.num_attention_heads}
+        | {"init_values": ours.decay_exponents, "heads_ranges": ours.decay_exponent_ranges}
+        | {"mlp_ratios": ours.mlp_ratios, "drop_path_rate": ours.drop_path_rate}
+        | {"chunkwise_recurrents": [kind == "decomposed" for kind in ours.attention_types]}
+        | {"layerscales": ours.use_layer_scale, "token_label": ours.token_classifier_input is not None}
+    )
     return reversed_moves(model, rmt.planned_moves(ours, dense)), arguments | (
         {"out_indices": [0, 1, 2, 3]} if dense else {}
     )

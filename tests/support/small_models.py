@@ -18,14 +18,8 @@ from retnet_hf.retnet.configuration_retnet import OF_HYBRIDS
 
 VOCAB_SIZE = 96
 PAD = 0
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3["original_max_position_embeddings"] = 64
 
 DIALECTS = {
     # the default configuration, that of the fla-hub checkpoints
@@ -39,13 +33,8 @@ DIALECTS = {
         "chunk_size": None,
         "qkv_bias": True,
         "use_qk_norm": True,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e4,
-            "factor": 4.0,
-            "original_max_position_embeddings": 64,
-            "partial_rotary_factor": 0.5,
-        },
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+        | {"original_max_position_embeddings": 64, "partial_rotary_factor": 0.5},
         "max_position_embeddings": 256,
         # of the first layer, and of the second; of which the latter alone has a feature map, and states that heads share
         "decay_schedule": [[0.6, 0.3, 0.9, 0.99], [0.97, 0.97, 1.0, 1.0]],
@@ -53,116 +42,47 @@ DIALECTS = {
     },
     # softmax attention, over all tokens and over the last ones, between layers of retention, of which the last has one state
     # for both its heads
-    "hybrid": {
-        "num_hidden_layers": 4,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "intermediate_size": 48,
-        "value_expansion": 1.0,
-        "layer_types": ["linear_attention", "full_attention", "sliding_attention", "linear_attention"],
-        "sliding_window": 6,
-        "decay_schedule": [[0.6, 0.998], [1.0, 1.0], [1.0, 1.0], [0.95, 0.95]],
-    },
+    "hybrid": {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48}
+    | {"value_expansion": 1.0}
+    | {"layer_types": ["linear_attention", "full_attention", "sliding_attention", "linear_attention"]}
+    | {"sliding_window": 6, "decay_schedule": [[0.6, 0.998], [1.0, 1.0], [1.0, 1.0], [0.95, 0.95]]},
     # windows beside which the first tokens of each document stay visible, at a bounded distance
-    "sinks": {
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "intermediate_size": 48,
-        "value_expansion": 1.0,
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "sliding_attention", "linear_attention"],
-        "sliding_window": 5,
-        "attention_sinks": 2,
-        "attention_sink_distance": 6,
-        "decay_schedule": [[0.6, 0.998], [1.0, 1.0], [0.95, 0.95]],
-    },
+    "sinks": {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48, "value_expansion": 1.0}
+    | {"num_hidden_layers": 3, "layer_types": ["linear_attention", "sliding_attention", "linear_attention"]}
+    | {"sliding_window": 5, "attention_sinks": 2, "attention_sink_distance": 6}
+    | {"decay_schedule": [[0.6, 0.998], [1.0, 1.0], [0.95, 0.95]]},
     # what learns best from scratch: no head norm, ReLU features, decays that reach further in the second layer
-    "from scratch": {
-        "num_attention_heads": 4,
-        "intermediate_size": 40,
-        "value_expansion": 2.0,
-        "use_embedding_norm": True,
-        "use_head_norm": False,
-        "feature_map": "relu",
-        "initialization": "fan_in",
-        "decay_schedule": "geometric",
-        "decay_range": [[1, 8], [2, 64]],
-    },
+    "from scratch": {"num_attention_heads": 4, "intermediate_size": 40, "value_expansion": 2.0}
+    | {"use_embedding_norm": True, "use_head_norm": False, "feature_map": "relu", "initialization": "fan_in"}
+    | {"decay_schedule": "geometric", "decay_range": [[1, 8], [2, 64]]},
     # torchscale's: post-norm with DeepNet's factor, embeddings scaled and normalised, the decays of the paper's runs
-    "torchscale": {
-        "num_attention_heads": 2,
-        "intermediate_size": 56,
-        "value_expansion": 1.5,
-        "hidden_act": "gelu",
-        "decay_schedule": "log_linear",
-        "rotary_endpoint": True,
-        "head_norm_affine": False,
-        "embedding_multiplier": 32**0.5,
-        "use_embedding_norm": True,
-        "norm_position": "post",
-        "residual_multiplier": 1.4,
-        "chunk_size": 5,
-    },
+    "torchscale": {"num_attention_heads": 2, "intermediate_size": 56, "value_expansion": 1.5, "hidden_act": "gelu"}
+    | {"decay_schedule": "log_linear", "rotary_endpoint": True, "head_norm_affine": False}
+    | {"embedding_multiplier": 32**0.5, "use_embedding_norm": True, "norm_position": "post"}
+    | {"residual_multiplier": 1.4, "chunk_size": 5},
 }
 
 # Families whose decays are constant, too, each with the options of its published models.
 FAMILIES = {
     # norms over all heads, sigmoid gates; softmax attention without rotation, whose queries grow with the position
-    "hypenet": {
-        "num_attention_heads": 4,
-        "num_hidden_layers": 3,
-        "intermediate_size": 56,
-        "value_expansion": 1.0,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "rotary_layers": "linear_attention",
-        "attention_num_heads": 2,
-        "attention_num_key_value_heads": 1,
-        "attention_head_dim": 12,
-        "attention_gate_act": "sigmoid",
-        "attention_log_base": 20,
-        "decay_schedule": "alibi",
-        "head_norm_groups": 1,
-        "output_gate_act": "sigmoid",
-        "use_qk_norm": True,
-    },
+    "hypenet": {"num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 56, "value_expansion": 1.0}
+    | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+    | {"rotary_layers": "linear_attention", "attention_num_heads": 2, "attention_num_key_value_heads": 1}
+    | {"attention_head_dim": 12, "attention_gate_act": "sigmoid", "attention_log_base": 20}
+    | {"decay_schedule": "alibi", "head_norm_groups": 1, "output_gate_act": "sigmoid", "use_qk_norm": True},
     # learned angles in the first layer, no weights of norms, no activations of the gate and of the feed-forward
-    "transnormer": {
-        "num_attention_heads": 4,
-        "intermediate_size": 40,
-        "value_expansion": 1.0,
-        "use_rotary": False,
-        "learned_rotary_layers": [0],
-        "decay_schedule": decays_with_factors("alibi", 4, [1.0, 1e-5]),
-        "feature_map": "silu",
-        "head_norm_groups": 1,
-        "head_norm_affine": False,
-        "norm_affine": False,
-        "output_gate_act": "linear",
-        "hidden_act": "linear",
-        "embedding_multiplier": 32**0.5,
-    },
+    "transnormer": {"num_attention_heads": 4, "intermediate_size": 40, "value_expansion": 1.0, "use_rotary": False}
+    | {"learned_rotary_layers": [0], "decay_schedule": decays_with_factors("alibi", 4, [1.0, 1e-5])}
+    | {"feature_map": "silu", "head_norm_groups": 1, "head_norm_affine": False, "norm_affine": False}
+    | {"output_gate_act": "linear", "hidden_act": "linear", "embedding_multiplier": 32**0.5},
     # activations of values, too, sums of normalised stream and branch, experts in every layer
-    "minimax": {
-        "num_attention_heads": 4,
-        "num_hidden_layers": 3,
-        "intermediate_size": 24,
-        "value_expansion": 1.0,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "rotary_layers": "softmax_attention",
-        "attention_num_key_value_heads": 2,
-        "decay_schedule": decays_with_factors("alibi", 4, [1.0, 0.5, 1e-5]),
-        "feature_map": "silu",
-        "value_act": "silu",
-        "head_norm_groups": 1,
-        "head_norm_eps": 1e-6,
-        "output_gate_act": "sigmoid",
-        "norm_position": "post",
-        "use_embedding_norm": True,
-        "residual_multiplier": 1.5,
-        "attention_residual_multiplier": 1.25,
-        "mlp_residual_multiplier": 1.4,
-        "num_experts": 4,
-    },
+    "minimax": {"num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 24, "value_expansion": 1.0}
+    | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+    | {"rotary_layers": "softmax_attention", "attention_num_key_value_heads": 2}
+    | {"decay_schedule": decays_with_factors("alibi", 4, [1.0, 0.5, 1e-5]), "feature_map": "silu"}
+    | {"value_act": "silu", "head_norm_groups": 1, "head_norm_eps": 1e-6, "output_gate_act": "sigmoid"}
+    | {"norm_position": "post", "use_embedding_norm": True, "residual_multiplier": 1.5}
+    | {"attention_residual_multiplier": 1.25, "mlp_residual_multiplier": 1.4, "num_experts": 4},
     # norms over groups of heads, rotation of a part of each, experts of groups beside one of all tokens
     "ring": {
         "num_attention_heads": 4,
@@ -220,11 +140,7 @@ def config_class_of(fields: dict) -> type[RetNetConfig]:
 
 
 def small_config(dialect: str = "fla", **overrides) -> RetNetConfig:
-    fields = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "chunk_size": 8,
+    fields = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "chunk_size": 8} | {
         "pad_token_id": PAD,
         "bos_token_id": 1,
         "eos_token_id": None,

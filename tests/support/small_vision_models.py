@@ -88,63 +88,28 @@ class VisionFamily:
 VISION_FAMILIES = {
     "vir": VisionFamily(
         "ViR",
-        {
-            "patch_size": 8,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 48,
-            "use_layer_scale": True,
-            "layer_scale_init_value": 0.5,
-        },
+        {"patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        | {"intermediate_size": 48, "use_layer_scale": True, "layer_scale_init_value": 0.5},
         {"num_hidden_layers": 1},
     ),
     "rmt": VisionFamily(
         "RMT",
-        {
-            "hidden_sizes": [8, 12, 16],
-            "depths": [1, 1, 2],
-            "num_attention_heads": [2, 2, 4],
-            "mlp_ratios": [2, 2, 2],
-            "attention_types": ["decomposed", "whole", "whole"],
-            "decay_exponents": [2, 2, 2],
-            "decay_exponent_ranges": [4, 4, 6],
-            "use_layer_scale": [False, False, True],
-            "layer_scale_init_value": 0.5,
-            "projection_size": 20,
-            "drop_path_rate": 0.0,
-        },
-        {
-            "hidden_sizes": [8, 8],
-            "depths": [1, 1],
-            "num_attention_heads": [2, 2],
-            "mlp_ratios": [2, 2],
-            "attention_types": ["decomposed", "whole"],
-            "decay_exponents": [2, 2],
-            "decay_exponent_ranges": [4, 4],
-            "use_layer_scale": [True, False],
-            "token_classifier_input": "hidden_states",
-        },
+        {"hidden_sizes": [8, 12, 16], "depths": [1, 1, 2], "num_attention_heads": [2, 2, 4]}
+        | {"mlp_ratios": [2, 2, 2], "attention_types": ["decomposed", "whole", "whole"]}
+        | {"decay_exponents": [2, 2, 2], "decay_exponent_ranges": [4, 4, 6]}
+        | {"use_layer_scale": [False, False, True], "layer_scale_init_value": 0.5, "projection_size": 20}
+        | {"drop_path_rate": 0.0},
+        {"hidden_sizes": [8, 8], "depths": [1, 1], "num_attention_heads": [2, 2], "mlp_ratios": [2, 2]}
+        | {"attention_types": ["decomposed", "whole"], "decay_exponents": [2, 2], "decay_exponent_ranges": [4, 4]}
+        | {"use_layer_scale": [True, False], "token_classifier_input": "hidden_states"},
     ),
     "metaformer": VisionFamily(
         "MetaFormer",
-        {
-            "token_mixers": ["pooling", "manhattan", "retention", "attention"],
-            "depths": [1, 1, 1, 1],
-            "hidden_sizes": [8, 16, 16, 24],
-            "num_attention_heads": [1, 2, 2, 2],
-            "mlp_ratio": 2,
-            "layer_scale_init_value": 0.5,
-        },
-        {
-            "token_mixers": ["manhattan"],
-            "depths": [1],
-            "hidden_sizes": [16],
-            "num_attention_heads": [2],
-            "patch_sizes": [7],
-            "strides": [4],
-            "padding": [2],
-        },
+        {"token_mixers": ["pooling", "manhattan", "retention", "attention"], "depths": [1, 1, 1, 1]}
+        | {"hidden_sizes": [8, 16, 16, 24], "num_attention_heads": [1, 2, 2, 2], "mlp_ratio": 2}
+        | {"layer_scale_init_value": 0.5},
+        {"token_mixers": ["manhattan"], "depths": [1], "hidden_sizes": [16], "num_attention_heads": [2]}
+        | {"patch_sizes": [7], "strides": [4], "padding": [2]},
     ),
 }
 
@@ -153,14 +118,8 @@ RECIPES = {
     # the authors', with what the presets leave at its default
     "authors": {"use_layer_scale": True, "layer_scale_init_value": 0.5},
     # BrianPulfer/vision-retention-networks'
-    "pulfer": {
-        "pooling": "last_patch",
-        "decay_schedule": [0.5, 0.9],
-        "use_per_head_projections": True,
-        "use_retention_norm": True,
-        "retention_act": "gelu",
-        "layer_norm_eps": 1e-5,
-    },
+    "pulfer": {"pooling": "last_patch", "decay_schedule": [0.5, 0.9], "use_per_head_projections": True}
+    | {"use_retention_norm": True, "retention_act": "gelu", "layer_norm_eps": 1e-5},
     "mean": {"pooling": "mean", "decay_schedule": "power_of_two", "qkv_bias": False},
     "bidirectional": {"bidirectional": True},
     "mirrored": {"mirror_sequence": True, "pooling": "mean_but_first"},
@@ -169,11 +128,7 @@ RECIPES = {
 
 def small_vir_config(recipe: str = "authors", **overrides) -> ViRConfig:
     """Images of 3 x 4 patches, in chunks of which the last is not full."""
-    fields = {
-        "image_size": [24, 24],
-        "patch_size": [8, 6],
-        "hidden_size": 16,
-        "num_hidden_layers": 3,
+    fields = {"image_size": [24, 24], "patch_size": [8, 6], "hidden_size": 16, "num_hidden_layers": 3} | {
         "num_attention_heads": 2,
         "intermediate_size": 24,
         "chunk_size": 5,
@@ -188,15 +143,11 @@ def small_vir(recipe: str = "authors", model_class: type = ViRForImageClassifica
 
 def small_rmt_config(**overrides) -> RMTConfig:
     """Four stages: two decomposed, two whole; heads of 4, 6 and 8; layer scale in the last."""
-    fields = {
-        "hidden_sizes": [8, 12, 16, 16],
-        "depths": [1, 1, 2, 1],
-        "num_attention_heads": [2, 2, 2, 4],
-        "mlp_ratios": [2, 2, 1.5, 2],
-        "use_layer_scale": [False, False, False, True],
-        "projection_size": 20,
-        "num_labels": 5,
-    }
+    fields = (
+        {"hidden_sizes": [8, 12, 16, 16], "depths": [1, 1, 2, 1], "num_attention_heads": [2, 2, 2, 4]}
+        | {"mlp_ratios": [2, 2, 1.5, 2], "use_layer_scale": [False, False, False, True], "projection_size": 20}
+        | {"num_labels": 5}
+    )
     return RMTConfig(**(fields | overrides))
 
 
@@ -210,16 +161,11 @@ MIXERS["all"] = ["pooling", "retention", "manhattan", "attention"]
 
 def small_metaformer_config(mixers: str = "all", **overrides) -> MetaFormerConfig:
     """Four stages, with heads of unlike sizes for queries and values."""
-    fields = {
-        "token_mixers": MIXERS[mixers],
-        "hidden_sizes": [8, 12, 16, 24],
-        "depths": [1, 1, 2, 1],
-        "num_attention_heads": [2, 2, 4, 3],
-        "value_expansion": 2.0,
-        "mlp_ratio": 1.5,
-        "layer_scale_init_value": 0.5,
-        "num_labels": 5,
-    }
+    fields = (
+        {"token_mixers": MIXERS[mixers], "hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 2, 1]}
+        | {"num_attention_heads": [2, 2, 4, 3], "value_expansion": 2.0, "mlp_ratio": 1.5}
+        | {"layer_scale_init_value": 0.5, "num_labels": 5}
+    )
     return MetaFormerConfig(**(fields | overrides))
 
 

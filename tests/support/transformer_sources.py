@@ -14,11 +14,7 @@ from transformers import (
 )
 
 
-SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+SIZES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | {
     "num_key_value_heads": 2,
     "intermediate_size": 48,
     "max_position_embeddings": 512,

@@ -61,16 +61,6 @@ def computed_buffers(model) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name not in model.state_dict()}
 
 
-def test_forward_shapes(model):
-    """(batch, num_labels) logits; last_hidden_state and pooled features of the base model."""
-    assert logits_of(model, random_images(3)).shape == (3, 5)
-    with torch.no_grad():
-        out = model.base_model(random_images(3))
-    assert out.last_hidden_state.shape[0] == 3
-    assert out.last_hidden_state.isfinite().all()
-    assert out.pooler_output.shape == (3, model.config.hidden_size)
-
-
 @pytest.mark.parametrize("size", [(32, 32), (64, 40), (24, 48)])
 def test_logits_of_images_of_any_size_do_not_depend_on_each_other(model, size):
     """In float64, in which the order of summation, which depends on the batch, is no matter."""
@@ -86,31 +76,30 @@ def test_logits_of_images_of_any_size_do_not_depend_on_each_other(model, size):
     assert not moved[1].allclose(logits[1], atol=1e-4)
 
 
-def test_eval_is_deterministic(model):
-    """Also with interpolated positions, at the model's own size."""
+@torch.no_grad()
+def test_outputs(family, model):
+    """(batch, num_labels) logits, features, and on request, by argument or by config, a state of each layer or stage, as a
+    tuple too; the same every time, also with interpolated positions at the model's own size."""
+    images, labels = random_images(3), torch.tensor([0, 3, 1])
+    out, base = model(images, labels=labels, output_hidden_states=True), model.base_model(images, output_hidden_states=True)
+    assert out.logits.shape == (3, 5)
     assert not model.training
-    assert logits_of(model).equal(logits_of(model))
-    assert logits_of(model, interpolate_pos_encoding=True).equal(logits_of(model))
-
-
-def test_tuple_output(model):
-    options = {"labels": torch.tensor([0, 3]), "output_hidden_states": True}
-    for one, inputs in ((model, options), (model, {}), (model.base_model, {"output_hidden_states": True})):
-        with torch.no_grad():
-            named, plain = one(random_images(), **inputs), one(random_images(), return_dict=False, **inputs)
-        assert type(plain) is tuple
-        assert all(a.equal(b) for a, b in zip(tree_leaves(plain), tree_leaves(named.to_tuple()), strict=True))
-
-
-def test_output_hidden_states(family, model):
-    """One per layer, or stage, and the embeddings, by argument and by config; none unasked."""
-    with torch.no_grad():
-        assert model(random_images()).hidden_states is None
-        states = model(random_images(), output_hidden_states=True).hidden_states
-        by_config = family.model(output_hidden_states=True)(random_images()).hidden_states
+    assert model(images, interpolate_pos_encoding=True).logits.equal(out.logits)
+    assert base.last_hidden_state.shape[0] == 3
+    assert base.last_hidden_state.isfinite().all()
+    assert base.pooler_output.shape == (3, model.config.hidden_size)
+    by_config, states = family.model(output_hidden_states=True)(images).hidden_states, out.hidden_states
     assert len(states) == model.config.num_hidden_layers + 1
     assert all(mine.equal(theirs) for mine, theirs in zip(states, by_config, strict=True))
     assert not any(torch.equal(state, following) for state, following in zip(states, states[1:]))
+    assert model(images).hidden_states is None
+    for named, plain in (
+        (out, model(images, labels=labels, output_hidden_states=True, return_dict=False)),
+        (model(images), model(images, return_dict=False)),
+        (base, model.base_model(images, output_hidden_states=True, return_dict=False)),
+    ):
+        assert type(plain) is tuple
+        assert all(a.equal(b) for a, b in zip(tree_leaves(plain), tree_leaves(named.to_tuple()), strict=True))
 
 
 @pytest.mark.parametrize(("size", "interpolate"), [((64, 64), False), ((33, 35), True), ((31, 32), True)])
@@ -129,23 +118,23 @@ def test_sizes_that_do_not_fit_are_refused_or_work(family, model, size, interpol
         assert not any(other.allclose(logits, atol=1e-4) for other in others)
 
 
-def test_other_configs_run(family):
-    """Non-square images and patches where the config has them, grey images, one label."""
+def test_other_configs_run_and_are_saved(family, tmp_path):
+    """Non-square images and patches where the config has them, grey images, one label, names of labels."""
     shapes = {"image_size": (24, 40)} | ({"patch_size": (4, 8)} if "patch_size" in family.fields else {})
-    assert logits_of(family.model(**shapes), random_images(2, 24, 40)).shape == (2, 5)
-    assert logits_of(family.model(num_channels=1), random_images(channels=1)).shape == (2, 5)
-    assert logits_of(family.model(num_labels=1)).shape == (2, 1)
-
-
-def test_labels_in_the_config(family, tmp_path):
     names = dict(enumerate(["cat", "dog", "bird", "fish", "yak", "zebu", "ant"]))
-    numbers = {name: number for number, name in names.items()}
-    model = family.model(num_labels=7, id2label=names, label2id=numbers)
-    model.save_pretrained(tmp_path)
-    loaded = AutoClassifier.from_pretrained(tmp_path)
-    assert (loaded.config.num_labels, loaded.config.id2label, loaded.config.label2id) == (7, names, numbers)
-    assert logits_of(loaded).shape == (2, 7)
-    assert logits_of(loaded).equal(logits_of(model))
+    named = {"num_labels": 7, "id2label": names, "label2id": {name: number for number, name in names.items()}}
+    for options, images in (
+        (shapes, random_images(2, 24, 40)),
+        ({"num_channels": 1}, random_images(channels=1)),
+        ({"num_labels": 1}, random_images()),
+        (named, random_images()),
+    ):
+        model = family.model(**options)
+        model.save_pretrained(tmp_path)
+        loaded = AutoClassifier.from_pretrained(tmp_path)
+        close(logits_of(loaded, images), logits_of(model, images), rounding(10))
+        assert logits_of(model, images).shape == (2, options.get("num_labels", 5))
+    assert {field: getattr(loaded.config, field) for field in named} == named
 
 
 def test_another_number_of_labels(model, folder):
@@ -302,16 +291,6 @@ def test_pipeline_without_torchvision(family, another_process, place, package):
     assert code <= {file.name for file in (out / name).glob("*.py")}
 
 
-def test_save_load_roundtrip(model, folder):
-    loaded, report = AutoClassifier.from_pretrained(folder, output_loading_info=True)
-    assert not any(report.values()), report
-    assert not loaded.training
-    same_tensors(loaded.state_dict(), model.state_dict())
-    assert logits_of(loaded).equal(logits_of(model))
-    assert loaded.config.to_dict() | {"_name_or_path": ""} == model.config.to_dict() | {"_name_or_path": ""}
-    assert load_file(folder / "model.safetensors").keys() == model.state_dict().keys()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_save_load_dtypes(family, model, folder, dtype):
     """Weights are of the type that was saved or is asked for; buffers are those of a fresh model."""
@@ -329,23 +308,27 @@ def test_save_load_dtypes(family, model, folder, dtype):
     assert logits_of(loaded, random_images().to(dtype)).equal(logits_of(half, random_images().to(dtype)))
 
 
-def test_sharded_and_device_map(model, tmp_path):
-    model.save_pretrained(tmp_path, max_shard_size="10KB")
-    assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 2
-    for kwargs in ({}, {"device_map": "auto"}):
-        loaded = AutoClassifier.from_pretrained(tmp_path, **kwargs)
+def test_saved_folders_load_to_the_same_model(family, model, folder):
+    """In one file or several, with a device map; every Auto class finds its own; the base loads from the classifier's."""
+    assert (
+        type(AutoConfig.from_pretrained(folder))
+        is type(AutoConfig.for_model(model.config.model_type))
+        is family.config_class
+    )
+    assert load_file(folder / "model.safetensors").keys() == model.state_dict().keys()
+    model.save_pretrained(folder / "sharded", max_shard_size="10KB")
+    assert len(list((folder / "sharded").glob("model-*-of-*.safetensors"))) > 2
+    for path, kwargs in ((folder, {}), (folder / "sharded", {}), (folder / "sharded", {"device_map": "auto"})):
+        loaded, report = AutoClassifier.from_pretrained(path, output_loading_info=True, **kwargs)
+        assert not any(report.values()), report
+        assert not loaded.training
+        assert type(loaded) is type(AutoClassifier.from_config(model.config)) is family.classifier_class
         same_tensors(loaded.state_dict(), model.state_dict())
         assert logits_of(loaded).equal(logits_of(model))
+        assert loaded.config.to_dict() | {"_name_or_path": ""} == model.config.to_dict() | {"_name_or_path": ""}
 
-
-def test_no_split_modules(model):
-    assert model._no_split_modules
-    assert set(model._no_split_modules) <= {type(module).__name__ for module in model.modules()}
-
-
-def test_base_model_loads_from_classifier(family, model, folder):
     base, report = AutoModel.from_pretrained(folder, output_loading_info=True)
-    assert type(base) is family.model_class
+    assert type(base) is type(AutoModel.from_config(model.config)) is family.model_class
     assert not report["missing_keys"]
     same_tensors(base.state_dict(), model.base_model.state_dict())
     base.save_pretrained(folder / "base")
@@ -354,12 +337,9 @@ def test_base_model_loads_from_classifier(family, model, folder):
     same_tensors(classifier.base_model.state_dict(), base.state_dict())
 
 
-def test_auto_classes(family, folder):
-    assert type(AutoConfig.from_pretrained(folder)) is family.config_class
-    assert type(AutoConfig.for_model(family.config_class.model_type)) is family.config_class
-    for auto_class, model_class in ((AutoModel, family.model_class), (AutoClassifier, family.classifier_class)):
-        assert type(auto_class.from_pretrained(folder)) is model_class
-        assert type(auto_class.from_config(family.config())) is model_class
+def test_no_split_modules(model):
+    assert model._no_split_modules
+    assert set(model._no_split_modules) <= {type(module).__name__ for module in model.modules()}
 
 
 def test_auto_backbone(family, folder):

@@ -1,14 +1,32 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The Auto classes find our models, whoever else uses their model_types: each case in a process of its own."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-from registering_process import OTHER, OURS, run
 from small_models import PACKAGE_ABSENT
 from transformers.utils import is_torchvision_available
 
 import retnet_hf
 
 
+OURS = "import retnet_hf\n"
+OTHER = """
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+class OtherConfig(PreTrainedConfig):
+    model_type = "retnet"
+
+class OtherModel(PreTrainedModel):
+    config_class = OtherConfig
+
+AutoConfig.register("retnet", OtherConfig, exist_ok=True)
+AutoModelForCausalLM.register(OtherConfig, OtherModel, exist_ok=True)
+"""
 # transformers, or a library registered before or after ours, has the names too
 UPSTREAM = """
 from transformers.models.auto import modeling_auto
@@ -38,44 +56,40 @@ for name, family in VISION_FAMILIES.items():
     found.append(type(transformers.AutoModelForImageClassification.from_pretrained(name)))
 print(json.dumps([f"{one.__module__.split('.')[0]}.{one.__name__}" for one in found]))
 """
-FOUND = [
-    *("retnet_hf.RetNetForCausalLM", "retnet_hf.RetNetForCausalLM", "retnet_hf.RetNetModel"),
-    *("retnet_hf.ViRForImageClassification", "retnet_hf.RMTForImageClassification"),
-    "retnet_hf.MetaFormerForImageClassification",
-]
+FOUND = ["RetNetForCausalLM", "RetNetForCausalLM", "RetNetModel"]
+FOUND += [f"{family}ForImageClassification" for family in ("ViR", "RMT", "MetaFormer")]
+
+
+def run(script: str, folder: Path) -> tuple[list[str], str]:
+    """What a process finds that registers models in some order, and what it says meanwhile."""
+    paths = [*(path for path in sys.path if path), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
 @pytest.mark.parametrize("before", ["", UPSTREAM, OTHER], ids=["alone", "transformers", "a library before"])
 def test_our_models_are_found_by_whatever_was_registered_before(before, tmp_path):
     found, said = run(before + OURS + USE, tmp_path)
-    assert sorted(found) == sorted(FOUND)
+    assert sorted(found) == sorted(f"retnet_hf.{name}" for name in FOUND)
     warned = [line for line in said.splitlines() if "was registered with AutoConfig for" in line]
     expected = {"": [], UPSTREAM: ["retnet", "metaformer", "rmt", "vir"], OTHER: ["retnet"]}[before]
     assert [line.split("model_type '")[1].split("'")[0] for line in warned] == expected
     if before == OTHER:
-        assert (
-            "for __main__.OtherConfig. It is registered for retnet_hf.retnet.configuration_retnet.RetNetConfig" in warned[0]
-        )
-
-
-def test_the_other_library_keeps_its_models_by_their_own_configuration(tmp_path):
-    look = """
-import json
-found = [retnet_hf.RetNetConfig, AutoModelForCausalLM._model_mapping[OtherConfig]]
-print(json.dumps([one.__name__ for one in found]))
-"""
-    found, _ = run(OURS + OTHER + look, tmp_path)
-    assert found == ["RetNetConfig", "OtherModel"]
+        registered = "It is registered for retnet_hf.retnet.configuration_retnet.RetNetConfig"
+        assert f"for __main__.OtherConfig. {registered}" in warned[0]
 
 
 def test_the_library_that_is_imported_last_has_the_name(tmp_path):
+    """The other one keeps its models by their own configuration."""
     look = """
 import json
-from transformers import AutoConfig
-print(json.dumps([type(AutoConfig.for_model("retnet")).__name__]))
+found = [type(AutoConfig.for_model("retnet")), AutoModelForCausalLM._model_mapping[OtherConfig]]
+print(json.dumps([one.__name__ for one in found]))
 """
-    assert run(OURS + OTHER + look, tmp_path)[0] == ["OtherConfig"]
-    assert run(OTHER + OURS + look, tmp_path)[0] == ["RetNetConfig"]
+    assert run(OURS + OTHER + look, tmp_path)[0] == ["OtherConfig", "OtherModel"]
+    assert run(OTHER + OURS + look, tmp_path)[0] == ["RetNetConfig", "OtherModel"]
 
 
 def test_language_models_need_no_other_package_of_the_house(tmp_path):

@@ -4,47 +4,39 @@
 import pytest
 import torch
 from foreign_folders import FOREIGN, foreign, write_folder
-from small_models import random_ids, small_model
+from small_models import close, greedy, random_ids, small_model
 from torchrun import run_ranks
 
 
 RANK = """
 import gc; gc.disable()
-import os, sys, torch
+import sys, torch
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
 from transformers import AutoModelForCausalLM
 import retnet_hf
-folder = sys.argv[1]
-model = AutoModelForCausalLM.from_pretrained(folder + "/model", tp_plan="auto").eval()
-assert model.model.layers[0].retention.q_proj.weight.to_local().shape[0] == 16
+folder, first = sys.argv[1], torch.distributed.get_rank() == 0
 inputs = torch.load(folder + "/inputs.pt")
-with torch.no_grad():
-    logits = model(**inputs).logits
-tokens = model.generate(**inputs, max_new_tokens=6, do_sample=False)
-loss = model(input_ids=inputs["input_ids"], labels=inputs["input_ids"], use_cache=False).loss
-if torch.distributed.get_rank() == 0:
-    torch.save({"logits": logits, "tokens": tokens, "loss": loss.detach()}, folder + "/outputs.pt")
-
-model = AutoModelForCausalLM.from_pretrained(folder + "/hybrid", tp_plan="auto").eval()
-with torch.no_grad():
-    logits = model(**inputs).logits
-outputs = model.generate(**inputs, max_new_tokens=6, do_sample=False, return_dict_in_generate=True)
-state = outputs.past_key_values
-try:
-    state.save(folder + "/share")
-except ValueError as error:
-    refusal = str(error)
-if torch.distributed.get_rank() == 0:
-    heads = [state.layers[index].recurrent_states.shape[1] for index in (0, 3)]
-    torch.save(
-        {"logits": logits, "tokens": outputs.sequences, "heads": heads, "refusal": refusal}, folder + "/of_the_hybrid.pt"
-    )
+for name in ("model", "hybrid"):
+    model = AutoModelForCausalLM.from_pretrained(f"{folder}/{name}", tp_plan="auto").eval()
+    assert model.model.layers[0].retention.q_proj.weight.to_local().shape[0] == 16
+    with torch.no_grad():
+        found = {"logits": model(**inputs).logits}
+    outputs = model.generate(**inputs, max_new_tokens=6, do_sample=False, return_dict_in_generate=True)
+    state, found["tokens"] = outputs.past_key_values, outputs.sequences
+    found["heads"] = [state.layers[index].recurrent_states.shape[1] for index in (0, -1)]
+    found["loss"] = model(input_ids=inputs["input_ids"], labels=inputs["input_ids"], use_cache=False).loss.detach()
+    try:
+        state.save(folder + "/share")
+    except ValueError as error:
+        found["refusal"] = str(error)
+    if first:
+        torch.save(found, f"{folder}/{name}.pt")
 
 for published in sys.argv[2:]:
     model = AutoModelForCausalLM.from_pretrained(published, tp_plan="auto")
     weights = {name: getattr(value, "full_tensor", lambda: value)() for name, value in model.state_dict().items()}
-    if torch.distributed.get_rank() == 0:
+    if first:
         torch.save(weights, published + "/loaded.pt")
 torch.distributed.destroy_process_group()
 """
@@ -52,61 +44,45 @@ torch.distributed.destroy_process_group()
 
 # the last layer's heads share states, two by two, the first one's have their own
 DECAYS = [[0.6, 0.8, 0.9, 0.99], *[[1.0] * 4] * 2, [0.6, 0.6, 0.97, 0.97]]
-HYBRID = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "decay_schedule": DECAYS,
-    "qkv_bias": True,
-    "use_qk_norm": True,
+HYBRID = {"num_attention_heads": 4, "num_key_value_heads": 2, "decay_schedule": DECAYS, "qkv_bias": True} | {
+    "use_qk_norm": True
 }
+
+
+MODELS = {"model": small_model("fla"), "hybrid": small_model("hybrid", **HYBRID)}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A model, what it was given, and the folder with what two ranks made of it; and published folders that they read."""
-    folder = tmp_path_factory.mktemp("ranks")
-    model = small_model("fla")
-    model.save_pretrained(folder / "model")
-    small_model("hybrid", **HYBRID).save_pretrained(folder / "hybrid")
-    ids = random_ids(2, 19)
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    inputs = {"input_ids": ids, "attention_mask": mask}
+    """What the ranks were given, the folder with what two of them made of it; and published folders that they read."""
+    folder, published = tmp_path_factory.mktemp("ranks"), {}
+    for name, model in MODELS.items():
+        model.save_pretrained(folder / name)
+    inputs = {"input_ids": random_ids(2, 19), "attention_mask": (torch.arange(19) >= torch.tensor([[4], [0]])).long()}
     torch.save(inputs, folder / "inputs.pt")
-    published = {}
     for dialect in FOREIGN:
         theirs, state_dict, config = foreign(dialect)
         published[dialect] = theirs, write_folder(folder / dialect.replace(" ", "_"), state_dict, config)
     (folder / "rank.py").write_text(RANK, encoding="utf-8")
     run_ranks([2], folder / "rank.py", folder, *(path for _, path in published.values()))
-    return model, inputs, folder, published
+    return inputs, folder, published
 
 
-def test_two_ranks_compute_what_one_process_does(run):
-    model, inputs, folder, _ = run
-    outputs, ids = torch.load(folder / "outputs.pt"), inputs["input_ids"]
-    with torch.no_grad():
-        expected = model(**inputs).logits
-        loss = model(ids, labels=ids).loss
-    assert (outputs["logits"] - expected).abs().max().item() < 1e-4
-    assert outputs["tokens"].tolist() == model.generate(**inputs, max_new_tokens=6, do_sample=False).tolist()
-    assert torch.allclose(outputs["loss"], loss, atol=1e-5)
-
-
-def test_two_ranks_share_the_heads_of_softmax_attention_and_states(run):
-    _, inputs, folder, _ = run
-    model, outputs = small_model("hybrid", **HYBRID), torch.load(folder / "of_the_hybrid.pt")
-    assert outputs["heads"] == [2, 1]
+@pytest.mark.parametrize(("name", "heads"), [("model", [2, 2]), ("hybrid", [2, 1])])
+def test_two_ranks_compute_what_one_process_does(run, name, heads):
+    """They share the heads of softmax attention and states, too."""
+    inputs, folder, _ = run
+    model, outputs, ids = MODELS[name], torch.load(folder / f"{name}.pt"), inputs["input_ids"]
+    assert outputs["heads"] == heads
     assert "state of all 4 heads can be saved, not a rank's share of 2" in outputs["refusal"]
     with torch.no_grad():
-        expected = model(**inputs).logits
-    assert (outputs["logits"] - expected).abs().max().item() < 1e-4
-    assert outputs["tokens"].tolist() == model.generate(**inputs, max_new_tokens=6, do_sample=False).tolist()
+        close(outputs["logits"], model(**inputs).logits)
+        close(outputs["loss"], model(ids, labels=ids).loss, 1e-5)
+    assert outputs["tokens"].equal(greedy(model, tokens=6, **inputs))
 
 
 def test_two_ranks_read_published_folders_to_the_same_weights(run):
-    *_, published = run
-    for dialect, (model, folder) in published.items():
+    for dialect, (model, folder) in run[2].items():
         loaded = torch.load(folder / "loaded.pt")
         assert set(loaded) == set(model.state_dict())
         for name, value in model.state_dict().items():

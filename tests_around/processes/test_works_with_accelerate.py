@@ -13,12 +13,7 @@ from torchrun import free_port, run_launcher
 from transformers import Trainer, TrainingArguments
 
 
-TRAINING = {
-    "max_steps": 4,
-    "learning_rate": 1e-2,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
+TRAINING = {"max_steps": 4, "learning_rate": 1e-2, "logging_steps": 1, "save_strategy": "no", "report_to": "none"} | {
     "disable_tqdm": True,
     "use_cpu": True,
     "train_sampling_strategy": "sequential",
@@ -85,58 +80,41 @@ accelerator.end_training()
 """
 
 
-@pytest.fixture(scope="module")
-def model():
-    return small_model()
+MODEL, IDS, DATA = small_model(), random_ids(4, 21), random_ids(16, 17, seed=1)
 
 
 @pytest.fixture(scope="module")
-def ids():
-    return random_ids(4, 21)
-
-
-@pytest.fixture(scope="module")
-def data():
-    return random_ids(16, 17, seed=1)
-
-
-@pytest.fixture(scope="module")
-def results(model, ids, data, tmp_path_factory):
+def results(tmp_path_factory):
     """Everything that two processes compute, in one launch."""
     folder = tmp_path_factory.mktemp("launched")
-    model.save_pretrained(folder / "model")
-    torch.save(ids, folder / "ids.pt")
-    torch.save(data, folder / "data.pt")
+    MODEL.save_pretrained(folder / "model")
+    torch.save(IDS, folder / "ids.pt")
+    torch.save(DATA, folder / "data.pt")
     (folder / "training.json").write_text(json.dumps(TRAINING))
     (folder / "process.py").write_text(PROCESS)
     launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
     launcher += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_ip=127.0.0.1"]
-    launcher += [f"--main_process_port={free_port()}"]
-    run_launcher(launcher, folder / "process.py", folder)
+    run_launcher([*launcher, f"--main_process_port={free_port()}"], folder / "process.py", folder)
     return torch.load(folder / "results.pt")
 
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
-def test_gradients_of_two_processes_are_those_of_one(model, ids, results, wrapper):
-    model.train().zero_grad()
-    model(ids, labels=ids).loss.backward()
-    assert results[wrapper].keys() == dict(model.named_parameters()).keys()
-    for name, parameter in model.named_parameters():
-        close(results[wrapper][name], parameter.grad, rounding(ids.numel()))
-
-
-def test_sharded_logits(model, ids, results):
-    with torch.no_grad():
-        close(results["logits"], model.eval()(ids).logits)
+def test_gradients_of_two_processes_are_those_of_one(results, wrapper):
+    """And the logits of sharded weights."""
+    MODEL.zero_grad()
+    output = MODEL(IDS, labels=IDS)
+    output.loss.backward()
+    close(results["logits"], output.logits.detach())
+    assert results[wrapper].keys() == dict(MODEL.named_parameters()).keys()
+    for name, parameter in MODEL.named_parameters():
+        close(results[wrapper][name], parameter.grad, rounding(IDS.numel()))
 
 
 @pytest.mark.parametrize("kind", ["plain", "sharded"])
-def test_trainer_in_two_processes_is_trainer_in_one(data, results, tmp_path, kind):
-    trainer = Trainer(
-        model=small_model().train(),
-        args=TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=4, **TRAINING),
-        train_dataset=[{"input_ids": row, "labels": row} for row in data],
-    )
+def test_trainer_in_two_processes_is_trainer_in_one(results, tmp_path, kind):
+    arguments = TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=4, **TRAINING)
+    data = [{"input_ids": row, "labels": row} for row in DATA]
+    trainer = Trainer(small_model().train(), arguments, train_dataset=data)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == 4
