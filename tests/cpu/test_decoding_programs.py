@@ -9,11 +9,12 @@ import os
 import pickle
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from plain_programs import PROMPT, decoded, same, state_after
+from plain_programs import PROMPT, decoded, read, same, state_after
 from small_models import close, random_ids, small_llama, small_model
 from torch import nn
 
@@ -49,31 +50,22 @@ def test_programs_decode_as_many_sequences_as_they_were_made_for(made, tmp_path,
     assert "made no program for steps of 2 sequences: add this number to batch_sizes" in said
 
 
-def test_rows_of_a_program_have_their_own_positions(made, tmp_path):
-    model, ids, mask = small_model(), random_ids(3, 7), torch.ones(3, 7, dtype=torch.int64)
-    mask[0, :4] = mask[2, 6:] = 0
-    found = []
+MASK = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "programs"),
+    [({}, 2), ({"position_ids": torch.tensor([[0], [7], [7]])}, 0), ({"attention_mask": torch.tensor([[1], [0], [1]])}, 0)],
+    ids=["own positions", "a row that begins anew", "a padded row"],
+)
+def test_rows_of_a_program_have_their_own_positions_and_others_are_left_to_the_layers(made, tmp_path, inputs, programs):
+    model, ids, found = small_model(), random_ids(3, 7), []
     for each in (compiled(model, tmp_path, batch_sizes=[3]), model):
-        state = RetNetState(model.config)
+        _, state = read(each, ids, **({} if inputs else {"attention_mask": MASK}))
         with torch.no_grad():
-            each(ids, attention_mask=mask, past_key_values=state, use_cache=True)
-            logits = each(ids[:, :1], past_key_values=state, use_cache=True).logits
-        found.append((logits, state))
-    assert len(made) == len(model.model.layers)
+            found.append((each(ids[:, :1], past_key_values=state, **inputs).logits, state))
     same(*found)
-
-
-def test_a_row_that_begins_anew_or_is_padded_is_left_to_the_layers(made, tmp_path):
-    model, ids = small_model(), random_ids(2, 7)
-    fast = compiled(model, tmp_path, batch_sizes=[2])
-    for inputs in ({"position_ids": torch.tensor([[0], [7]])}, {"attention_mask": torch.tensor([[1], [0]])}):
-        found = []
-        for each in (fast, model):
-            state = state_after(each, ids)
-            with torch.no_grad():
-                found.append((each(ids[:, :1], past_key_values=state, **inputs).logits, state))
-        same(*found)
-    assert not made
+    assert len(made) == programs
 
 
 def test_layers_without_a_program_have_programs_of_their_products(made, tmp_path):
@@ -141,8 +133,7 @@ def test_a_base_model_and_a_model_with_another_head_have_programs(made, tmp_path
 
 @pytest.mark.parametrize("dialect", ["fla", "grouped", "torchscale"])
 def test_values_that_change_in_place_are_seen(made, tmp_path, dialect):
-    model = small_model(dialect)
-    fast = compiled(model, tmp_path)
+    fast = compiled(model := small_model(dialect), tmp_path)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.9)
@@ -184,18 +175,10 @@ def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
 
     token = random_ids(1, 1)
     states = [state_after(each) for each in (model, plain)]
+    calls = [{"attention_mask": torch.tensor([[0]])}, {"use_cache": False}, {"output_attentions": True}]
     with torch.no_grad():
-        calls = [
-            {"attention_mask": torch.tensor([[0]])},
-            {"use_cache": False},
-            {"output_attentions": True},
-            {"retention_form": "chunkwise"},
-        ]
-        for options in calls:
-            found, expected = (
-                each(token, past_key_values=state, **options).logits for each, state in zip((model, plain), states)
-            )
-            close(found, expected)
+        for options in [*calls, {"retention_form": "chunkwise"}]:
+            close(*(each(token, past_key_values=past, **options).logits for each, past in zip((model, plain), states)))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             model(token, past_key_values=states[0])
         model(token, past_key_values=states[0].clone().to(torch.float64))
@@ -249,9 +232,8 @@ def test_copies_have_no_programs_and_files_nothing_of_them(made, tmp_path):
 
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "up_proj", "gate_proj", "down_proj"])
 def test_adapted_layers_have_no_program(made, tmp_path, name):
-    adapted = get_peft_model(
-        small_model(), LoraConfig(target_modules=[name], layers_to_transform=[0], init_lora_weights=False)
-    )
+    config = LoraConfig(target_modules=[name], layers_to_transform=[0], init_lora_weights=False)
+    adapted = get_peft_model(small_model(), config)
     model = adapted.get_base_model().eval()
     fast = compiled(model, tmp_path)
     assert number_of_programs(fast) == 1
@@ -284,15 +266,15 @@ def test_files_differ_by_the_machine_and_by_the_source_of_the_programs(made, tmp
     """Otherwise, a program of an older version would compute in its own way after an upgrade."""
     packages = cpu_programs.SOURCES
     assert {Path(module.__file__).parent for module in (gradients, modeling_retnet, cpu_programs)} <= set(packages)
-    copies = [tmp_path / package.name for package in packages]
-    for package, twin in zip(packages, copies):
-        shutil.copytree(package, twin, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(cpu_programs, "SOURCES", tuple(copies))
+    for package in packages:
+        shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(cpu_programs, "SOURCES", tuple(tmp_path / package.name for package in packages))
     monkeypatch.setattr(cpu_programs, "machine", cpu_programs.machine.__wrapped__)  # without its cache
+    monkeypatch.setattr(cpu.constants, "HF_HOME", str(tmp_path))
 
     def files() -> int:
-        compiled(small_model(), tmp_path / "programs")
-        return len(list((tmp_path / "programs").iterdir()))
+        compiled(small_model(), None)  # in the cache of the Hub
+        return len(list((tmp_path / "retnet_hf" / "decoding").iterdir()))
 
     assert [files(), files()] == [2, 2]  # of the layers, and of the head
     for number, changed in enumerate([tmp_path / "ops" / "gradients.py", tmp_path / "cpu" / "products.py"]):
@@ -303,16 +285,10 @@ def test_files_differ_by_the_machine_and_by_the_source_of_the_programs(made, tmp
 
 
 def test_without_a_compiler_nothing_is_written_and_the_error_says_so(tmp_path, monkeypatch):
-    def fails(*args, **kwargs):
-        raise OSError("no g++")
-
-    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fails)
-    model = small_model()
-    expected = decoded(model)
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", mock.Mock(side_effect=OSError("no g++")))
     with pytest.raises(RuntimeError, match=r"needs a C\+\+ compiler: no g\+\+"):
-        compiled(model, tmp_path / "programs")
+        compiled(small_model(), tmp_path / "programs")
     assert list((tmp_path / "programs").iterdir()) == []
-    same(decoded(model), expected, 0)
 
 
 def test_without_programs_half_precision_is_multiplied_as_a_vector(tmp_path, monkeypatch):
@@ -348,27 +324,18 @@ def test_programs_that_others_may_write_to_are_refused(tmp_path):
         compiled(small_model(), folder=tmp_path)
 
 
-REFUSED = {  # models, arguments, and what is said
-    "double": (lambda: small_model().to(torch.float64), {}, "needs a model that decodes on a CPU"),
-    "meta": (lambda: small_model().to("meta"), {}, "needs a model that decodes on a CPU"),
-    "encoder": (lambda: small_model(model_class=RetNetForMaskedLM, bidirectional=True), {}, "that decodes on a CPU"),
-    "llama": (small_llama, {}, "needs a model of retnet_hf, got LlamaForCausalLM"),
-    "prompts": (small_model, {"programs": False, "prompts": True}, "prompts=True needs programs=True"),
-    **{
-        str(sizes): (small_model, {"batch_sizes": sizes}, "batch_sizes must be a list of one or more positive numbers of")
-        for sizes in ((), (0,), (4, -1), 4)
-    },
-}
+SIZES = "batch_sizes must be a list of one or more positive numbers of"
+REFUSED = [  # models, arguments, and what is said
+    (lambda: small_model().to(torch.float64), {}, "needs a model that decodes on a CPU"),
+    (lambda: small_model().to("meta"), {}, "needs a model that decodes on a CPU"),
+    (lambda: small_model(model_class=RetNetForMaskedLM, bidirectional=True), {}, "that decodes on a CPU"),
+    (small_llama, {}, "needs a model of retnet_hf, got LlamaForCausalLM"),
+    (small_model, {"programs": False, "prompts": True}, "prompts=True needs programs=True"),
+    *((small_model, {"batch_sizes": sizes}, SIZES) for sizes in ((), (0,), (4, -1), 4)),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_compiled_is_refused(tmp_path, case):
-    make, arguments, said = REFUSED[case]
+@pytest.mark.parametrize(("make", "arguments", "said"), REFUSED)
+def test_what_cannot_be_compiled_is_refused(tmp_path, make, arguments, said):
     with pytest.raises(ValueError, match=said):
         compiled(make(), tmp_path, **arguments)
-
-
-def test_the_folder_by_default_is_in_the_cache_of_the_hub(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(cpu.constants, "HF_HOME", str(tmp_path))
-    compiled(small_model(), None)
-    assert len(list((tmp_path / "retnet_hf" / "decoding").iterdir())) == 2

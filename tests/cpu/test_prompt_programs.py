@@ -65,32 +65,28 @@ def test_the_operator_between_programs_is_that_of_the_call(made, tmp_path, input
     assert len(made.of_prompts) == 4
 
 
-def test_packed_documents_and_their_states(made, tmp_path):
-    model, ids, offsets = small_model(), random_ids(1, 9), torch.tensor([0, 4, 9], dtype=torch.int32)
-    found = []
-    for each in (compiled(model, tmp_path), model):
-        state = RetNetState.zeros(model.config, 2)
-        with torch.no_grad():
-            for rows in ([0, 1], [1, 0]):  # the second call continues the documents, in another order
-                logits = each(ids, cu_seq_lens_q=offsets, state_rows=rows, past_key_values=state).logits
-        found.append((logits, state))
-    same(*found)
+def of_packed_documents(model) -> tuple:
+    state, offsets = RetNetState.zeros(model.config, 2), torch.tensor([0, 4, 9], dtype=torch.int32)
+    for rows in ([0, 1], [1, 0]):  # the second call continues the documents, in another order
+        options = {"cu_seq_lens_q": offsets, "state_rows": rows}
+        logits = model(random_ids(1, 9), past_key_values=state, **options).logits
+    return logits, state
+
+
+def of_a_state_that_is_taken_back(model) -> tuple:
+    state, ids = RetNetState(model.config), random_ids(1, 12)
+    state.activate_past_recording()
+    logits = [model(part, past_key_values=state).logits for part in (ids[:, :5], ids[:, 5:])]
+    state.crop(-4)
+    return logits[1], state
+
+
+@pytest.mark.parametrize("call", [of_packed_documents, of_a_state_that_is_taken_back])
+def test_prompts_continue_states(made, tmp_path, call):
+    model = small_model()
+    with torch.no_grad():
+        same(*map(call, (compiled(model, tmp_path), model)))
     assert len(made.of_prompts) == 2 * 4
-
-
-def test_prompts_continue_a_state_and_are_taken_back(made, tmp_path):
-    model, ids = small_model(), random_ids(1, 12)
-    found = []
-    for each in (compiled(model, tmp_path), model):
-        state = RetNetState(model.config)
-        state.activate_past_recording()
-        with torch.no_grad():
-            each(ids[:, :5], past_key_values=state)
-            logits = each(ids[:, 5:], past_key_values=state).logits
-        state.crop(-4)
-        found.append((logits, state))
-    same(*found)
-    assert len(made.of_prompts) == 2 * 2 * 2
 
 
 @pytest.mark.parametrize(
@@ -150,8 +146,6 @@ def test_layers_without_plain_weights_have_no_programs(made, tmp_path):
     assert number_of_programs(fast) == 0
     same(read(fast, random_ids(1, 7)), read(model, random_ids(1, 7)))
 
-
-def test_programs_of_prompts_skip_layers_with_quantised_weights(made, tmp_path):
     class Quantised(nn.Parameter):
         """As in torchao, whose weights are parameters of classes of their own."""
 
@@ -163,26 +157,18 @@ def test_programs_of_prompts_skip_layers_with_quantised_weights(made, tmp_path):
         assert [programs is None for programs in made] == [layer is first for layer in layers]
 
 
-def test_new_values_are_read_and_new_weights_end_programs_with_a_warning(made, tmp_path, monkeypatch):
+def test_new_values_are_read_copies_have_no_programs_and_new_weights_end_them_with_a_warning(made, tmp_path, monkeypatch):
     warnings, ids = [], random_ids(1, 7)
     monkeypatch.setattr(cpu, "warn_of_change", lambda: warnings.append(1))
     fast = compiled(small_model(), tmp_path)
     with torch.no_grad():
         for parameter in fast.parameters():
             parameter.mul_(0.9)
-    same(read(fast, ids), read(original(fast), ids))
+    for twin in (fast, copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):  # copies have no programs
+        same(read(twin, ids), read(original(fast), ids))
     assert len(made.of_prompts) == 4
     fast.load_state_dict({name: tensor + 0.01 for name, tensor in fast.state_dict().items()}, assign=True)
     for _ in range(2):
         same(read(fast, ids), read(original(fast), ids))
     assert len(made.of_prompts) == 4
     assert len(warnings) == 2  # one a layer; users see the first
-
-
-def test_copies_have_no_programs(made, tmp_path):
-    fast, ids = compiled(small_model(), tmp_path), random_ids(1, 7)
-    expected = read(fast, ids)
-    made.clear()
-    for twin in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast)), original(fast)):
-        same(read(twin, ids), expected)
-    assert made.of_prompts == []

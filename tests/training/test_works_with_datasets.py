@@ -2,6 +2,7 @@
 """`datasets` in streaming mode: Trainer reads a text that it never holds, as it reads the same text held in memory."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,13 +19,11 @@ BLOCK = 16
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """Two files of lines that count on, of several lengths."""
-    folder = tmp_path_factory.mktemp("texts")
-    for part in range(2):
-        lines = [
-            {"text": " ".join(f"w{3 + (line + word) % 80}" for word in range(9 + (line + part) % 8))} for line in range(60)
-        ]
-        (folder / f"part{part}.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
-    return [str(folder / f"part{part}.jsonl") for part in range(2)]
+    files = [str(tmp_path_factory.mktemp("texts") / "part.jsonl") for _ in range(2)]
+    for part, file in enumerate(files):
+        lines = [" ".join(f"w{3 + (line + word) % 80}" for word in range(9 + (line + part) % 8)) for line in range(60)]
+        Path(file).write_text("\n".join(json.dumps({"text": line}) for line in lines))
+    return files
 
 
 def blocks(files, streaming: bool):
@@ -41,20 +40,11 @@ def blocks(files, streaming: bool):
 
 def train(folder, data, resume: str | None = None, **arguments) -> Trainer:
     torch.manual_seed(0)
-    defaults = {
-        "per_device_train_batch_size": 4,
-        "max_steps": 12,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "train_sampling_strategy": "sequential",
-    }
+    defaults = {"per_device_train_batch_size": 4, "max_steps": 12, "learning_rate": 1e-2, "logging_steps": 1}
+    defaults |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
     trainer = Trainer(
         model=RetNetForCausalLM(small_config()),
-        args=TrainingArguments(output_dir=str(folder), **(defaults | arguments)),
+        args=TrainingArguments(str(folder), train_sampling_strategy="sequential", **(defaults | arguments)),
         train_dataset=data,
         data_collator=DataCollatorForLanguageModeling(word_tokenizer(), mlm=False),
     )
@@ -66,26 +56,17 @@ def losses(trainer: Trainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def same_weights(actual: Trainer, expected: Trainer) -> None:
-    for (name, mine), theirs in zip(actual.model.named_parameters(), expected.model.parameters()):
-        assert mine.equal(theirs), name
-
-
-def test_streamed_training_is_training_from_memory(files, tmp_path):
-    streamed = blocks(files, streaming=True)
+def test_streamed_training_is_training_from_memory_and_resumes(files, tmp_path):
+    """From a checkpoint in the middle: what has been read is passed over, and the end is the same."""
+    streamed, saving = blocks(files, streaming=True), {"save_strategy": "steps", "save_steps": 6}
     assert isinstance(streamed, IterableDataset)
     runs = [train(tmp_path, streamed), train(tmp_path, blocks(files, streaming=False))]
     assert len(set(losses(runs[0]))) == 12
     assert losses(runs[0]) == losses(runs[1])
-    same_weights(*runs)
-
-
-def test_streamed_training_resumes(files, tmp_path):
-    """From a checkpoint in the middle: what has been read is passed over, and the end is the same."""
-    shuffled = blocks(files, streaming=True).shuffle(seed=3, buffer_size=32)
-    saving = {"save_strategy": "steps", "save_steps": 6}
-    whole = train(tmp_path, shuffled, **saving)
-    assert losses(whole) != losses(train(tmp_path / "another", blocks(files, streaming=True)))
-    second = train(tmp_path, shuffled, resume=str(tmp_path / "checkpoint-6"), **saving)
-    assert second.state.global_step == 12
-    same_weights(second, whole)
+    shuffled = streamed.shuffle(seed=3, buffer_size=32)
+    runs += [train(tmp_path, shuffled, **saving), train(tmp_path, shuffled, str(tmp_path / "checkpoint-6"), **saving)]
+    assert runs[3].state.global_step == 12
+    assert losses(runs[2]) != losses(runs[0])
+    for one, other in (runs[:2], runs[2:]):
+        for (name, mine), theirs in zip(one.model.named_parameters(), other.model.parameters()):
+            assert mine.equal(theirs), name

@@ -7,7 +7,6 @@ import pytest
 import torch
 from peft import (
     AdaLoraConfig,
-    AutoPeftModelForCausalLM,
     LoHaConfig,
     LoraConfig,
     OFTConfig,
@@ -21,7 +20,7 @@ from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from small_models import as_for_a_llama, close, greedy, random_ids, small_model
 from small_vision_models import VISION_FAMILIES, small_vir
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForImageClassification
+from transformers import AutoModelForImageClassification
 
 from retnet_hf import (
     MetaFormerConfig,
@@ -48,76 +47,42 @@ def linear_layers(model, head: str) -> set[str]:
     return {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != head}
 
 
-def train(tuned, batch: dict, steps: int = 8) -> list[float]:
+POOLING = {"token_mixers": ["pooling"], "patch_sizes": [7], "strides": [4], "padding": [2], "num_attention_heads": [1]}
+POOLING |= {"depths": [2], "hidden_sizes": [8]}
+IMAGES = {name: family.model for name, family in VISION_FAMILIES.items()}
+IMAGES["without linear token mixers"] = lambda: MetaFormerForImageClassification(MetaFormerConfig(**POOLING))
+IMAGES["projections of heads"] = lambda: small_vir("pulfer")
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_lora_without_target_modules_in_image_models(name, tmp_path):
+    """All linear layers but the head are adapted, train, are saved, and merge to the same logits."""
+    size = 24 if name == "projections of heads" else 32
+    model, images = IMAGES[name]().double(), torch.rand(8, 3, size, size, generator=torch.Generator().manual_seed(0))
+    tuned, losses = get_peft_model(copy.deepcopy(model), LoraConfig(modules_to_save=["classifier"])), []
+    assert adapted(tuned) == linear_layers(model, "classifier")
     optimizer = torch.optim.AdamW([p for p in tuned.parameters() if p.requires_grad], lr=2e-2)
-    losses = []
-    for _ in range(steps):
-        loss = tuned(**batch).loss
-        loss.backward()
-        losses.append(loss.item())
+    for _ in range(8):
+        losses.append(tuned(pixel_values=images, labels=torch.arange(8) % 2).loss)
+        losses[-1].backward()
         optimizer.step()
         optimizer.zero_grad()
-    tuned.eval()
-    return losses
-
-
-def test_lora_without_target_modules(model, tmp_path):
-    """All linear layers of every block, and not the head: trained, saved, reloaded, merged, saved again."""
-    copy.deepcopy(model).double().save_pretrained(tmp_path / "base")  # in which a merged weight is as good as two
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    tuned = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM"))
-    assert adapted(tuned) == linear_layers(model, "lm_head")
-
-    ids = random_ids(2, 21)
-    losses = train(tuned, {"input_ids": ids, "labels": ids})
-    assert losses[-1] < 0.8 * losses[0]
-    with torch.no_grad():
-        expected = tuned(ids).logits
-        tuned.save_pretrained(tmp_path / "adapter")
-        close(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")(ids).logits, expected, 1e-11)
-        merged = tuned.merge_and_unload()
-        close(merged(ids).logits, expected, 1e-11)
-        merged.save_pretrained(tmp_path / "merged")
-        reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-        close(reloaded(ids).logits, expected, 1e-11)
-    assert reloaded.state_dict().keys() == model.state_dict().keys()
-
-
-@pytest.mark.parametrize("family", VISION_FAMILIES)
-def test_lora_without_target_modules_in_image_models(family, tmp_path):
-    family = VISION_FAMILIES[family]
-    model = family.model().double()
-    tuned = get_peft_model(copy.deepcopy(model), LoraConfig(modules_to_save=["classifier"]))
-    assert adapted(tuned) == linear_layers(model, "classifier")
-
-    images = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    losses = train(tuned, {"pixel_values": images, "labels": torch.arange(8) % 2})
     assert losses[-1] < losses[0]
+    tuned.eval().save_pretrained(tmp_path / "adapter")
     with torch.no_grad():
         expected = tuned(images).logits
-        tuned.save_pretrained(tmp_path / "adapter")
         loaded = PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "adapter").eval()
         close(loaded(images).logits, expected, 1e-11)
         merged = loaded.merge_and_unload()
         close(merged(images).logits, expected, 1e-11)
         merged.save_pretrained(tmp_path / "merged")
-        reloaded = AutoModelForImageClassification.from_pretrained(tmp_path / "merged")
-        close(reloaded(images).logits, expected, 1e-11)
+        close(AutoModelForImageClassification.from_pretrained(tmp_path / "merged")(images).logits, expected, 1e-11)
 
 
-def pooling_metaformer() -> MetaFormerForImageClassification:
-    """No token mixer of which has a linear layer."""
-    options = {"token_mixers": ["pooling"], "patch_sizes": [7], "strides": [4], "padding": [2], "num_attention_heads": [1]}
-    return MetaFormerForImageClassification(MetaFormerConfig(depths=[2], hidden_sizes=[8], **options))
-
-
-@pytest.mark.parametrize("make", [pooling_metaformer, lambda: small_vir("pulfer")], ids=["pooling", "per_head_projections"])
-def test_lora_adapts_the_layers_that_it_can(make):
-    """Models in which the projections of the tokens are absent, or are no linear layers."""
-    model = make()
-    tuned = get_peft_model(copy.deepcopy(model), LoraConfig(modules_to_save=["classifier"]))
-    assert {name.rsplit(".", 1)[-1] for name in adapted(tuned)} >= {"fc1", "fc2"}
-    assert adapted(tuned) == linear_layers(model, "classifier")
+def test_target_modules_that_are_named_and_defaults_of_other_models_are_kept(fla_model):
+    tuned = get_peft_model(copy.deepcopy(fla_model), LoraConfig(target_modules=["v_proj"], task_type="CAUSAL_LM"))
+    assert adapted(tuned) == {f"model.layers.{layer}.retention.v_proj" for layer in range(2)}
+    assert TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["llama"] == ["q_proj", "v_proj"]
 
 
 TASKS = {
@@ -152,15 +117,6 @@ def test_every_task_and_method_without_target_modules(dialect, task, method, tmp
     tuned.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(model, tmp_path)
     close(loaded.eval()(input_ids=random_ids(2, 9))[0], tuned.eval()(input_ids=random_ids(2, 9))[0], 1e-6)
-
-
-def test_target_modules_that_are_named_are_kept(fla_model):
-    tuned = get_peft_model(copy.deepcopy(fla_model), LoraConfig(target_modules=["v_proj"], task_type="CAUSAL_LM"))
-    assert adapted(tuned) == {f"model.layers.{layer}.retention.v_proj" for layer in range(2)}
-
-
-def test_defaults_of_other_models_are_left_alone():
-    assert TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["llama"] == ["q_proj", "v_proj"]
 
 
 @pytest.mark.parametrize("use_cache", [True, False])

@@ -2,6 +2,7 @@
 """torch.compile and torch.export: one graph, the same numbers, and no compilation from one decode step to the next."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -23,10 +24,6 @@ def model():
     """One layer with something of every dialect, since each compilation costs seconds; its heads share states."""
     fields = {"num_attention_heads": 4, "num_key_value_heads": 2, "decay_schedule": [0.6, 0.6, 0.97, 0.97]}
     return small_model("torchscale", num_hidden_layers=1, chunk_size=8, **fields)
-
-
-def graph_breaks() -> dict:
-    return dict(counters["graph_break"])
 
 
 def test_a_second_model_of_another_configuration_is_one_graph():
@@ -54,144 +51,93 @@ def test_compiled_forward_in_every_form(model, form):
     assert out.past_key_values.get_seq_length() == length
 
 
-def gradients_of(model, forward, **kwargs) -> tuple[Tensor, dict[str, Tensor]]:
+def gradients_of(model, forward, **batch) -> dict[str, Tensor]:
     model.zero_grad()
-    loss = forward(**kwargs).loss
+    loss = forward(**batch).loss
     loss.backward()
-    return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    return {"loss": loss.detach()} | {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("form", "kwargs"), [("chunkwise", {}), ("parallel", {"use_cache": False})])
-def test_compiled_training_step(model, form, kwargs):
+OPTIONS = [{"retention_form": "chunkwise"}, {"retention_form": "parallel", "use_cache": False}, {}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["chunkwise", "parallel", "gradient checkpointing"])
+def test_compiled_training_step(model, options):
     model = copy.deepcopy(model).train()
     ids, mask = left_padded([random_ids(1, 21), random_ids(1, 6, seed=1)])
-    labels = ids.masked_fill(mask == 0, -100)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, "retention_form": form} | kwargs
-    loss, gradients = gradients_of(model, compiled, **batch)
-    expected_loss, expected = gradients_of(model, model, **batch)
-    close(loss, expected_loss, 1e-5)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)} | options
+    expected = gradients_of(model, model, **batch)
+    if not options:
+        model.gradient_checkpointing_enable()
+    found = gradients_of(model, torch.compile(model, fullgraph=bool(options), backend="aot_eager"), **batch)
     for name in expected:
-        close(gradients[name], expected[name])
-    assert graph_breaks() == {}
+        close(found[name], expected[name])
+    assert not options or not counters["graph_break"]
 
 
-def test_compiled_training_step_with_gradient_checkpointing(model):
-    model = copy.deepcopy(model).train()
-    ids = random_ids(2, 21)
-    expected_loss, expected = gradients_of(model, model, input_ids=ids, labels=ids)
-    model.gradient_checkpointing_enable()
-    compiled = torch.compile(model, backend="aot_eager")
-    loss, gradients = gradients_of(model, compiled, input_ids=ids, labels=ids)
-    close(loss, expected_loss, 1e-5)
-    for name in expected:
-        close(gradients[name], expected[name])
+@pytest.mark.parametrize("padded", [False, True])
+def test_compiled_decode(model, padded):
+    """generate() with model.forward compiled: the prompt and the first step compile, the other 29 do not."""
+    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
+    ids, options = (ids, {"attention_mask": mask}) if padded else (random_ids(2, 7), {})
+    expected, compiled, history = greedy(model, ids, 31, **options), copy.deepcopy(model), []
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(compiled.forward, backend=counter, fullgraph=not padded)
 
-
-class CompiledForward:
-    """model.forward, compiled, with a count of its compilations after every call."""
-
-    def __init__(self, model: nn.Module, **options) -> None:
-        self.counter = CompileCounterWithBackend("aot_eager")
-        self.compiled = torch.compile(model.forward, backend=self.counter, **options)
-        self.history = []
-
-    def __call__(self, *args, **kwargs):
-        outputs = self.compiled(*args, **kwargs)
-        self.history.append(self.counter.frame_count)
+    @functools.wraps(compiled.forward)  # generate() reads its signature
+    def forward(*args, **kwargs):
+        outputs = step(*args, **kwargs)
+        history.append(counter.frame_count)
         return outputs
 
-
-def test_compiled_decode(model):
-    """generate() with model.forward compiled: the prompt and the first step compile, the other 29 do not."""
-    ids = random_ids(2, 7)
-    expected = greedy(model, ids, 31)
-    compiled = small_like(model)
-    compiled.forward = forward = keep_signature(CompiledForward(compiled, fullgraph=True), compiled.forward)
-    assert greedy(compiled, ids, 31).equal(expected)
-    assert len(forward.history) == 31
-    assert len(set(forward.history[1:])) == 1, forward.history
+    compiled.forward = forward
+    assert greedy(compiled, ids, 31, **options).equal(expected)
+    assert len(history) == 31
+    assert len(set(history[1:])) == 1, history
 
 
-def test_compiled_decode_left_padded(model):
-    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
-    expected = greedy(model, ids, 31, attention_mask=mask)
-    compiled = small_like(model)
-    compiled.forward = forward = keep_signature(CompiledForward(compiled), compiled.forward)
-    assert greedy(compiled, ids, 31, attention_mask=mask).equal(expected)
-    assert len(set(forward.history[1:])) == 1, forward.history
-
-
-def small_like(model):
-    """A copy whose forward may be replaced."""
-    return copy.deepcopy(model)
-
-
-def keep_signature(forward: CompiledForward, original):
-    forward.__signature__ = __import__("inspect").signature(original)  # generate() reads it
-    return forward
-
-
-def decode(model, step, state, ids) -> list[Tensor]:
-    return [step(token, past_key_values=state, use_cache=True).logits for token in ids.split(1, dim=1)]
+def decode(step, state, ids, **options) -> Tensor:
+    return torch.cat([step(token, past_key_values=state, **options).logits for token in ids.split(1, dim=1)], dim=1)
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_compiled_decode_fullgraph(model, context):
-    """One graph serves 24 steps, whatever mode of autograd they run in."""
-    ids = random_ids(2, 31)
-    counter = CompileCounterWithBackend("aot_eager")
+@pytest.mark.parametrize("kind", ["state", "dynamic cache", "prompt"])
+def test_compiled_decode_fullgraph(model, context, kind):
+    """One graph serves all steps, in any mode of autograd. The empty state is another graph than a filled one."""
+    ids, counter, begun = random_ids(2, 31), CompileCounterWithBackend("aot_eager"), 7 if kind == "prompt" else 2
     step = torch.compile(model, fullgraph=True, backend=counter)
     with context():
-        state = model(ids[:, :7], use_cache=True).past_key_values
-        logits = decode(model, step, state, ids[:, 7:8])
-        first = counter.frame_count
-        logits += decode(model, step, state, ids[:, 8:])
-        assert counter.frame_count == first == 1
-    assert state.get_seq_length() == 31
-    close(torch.cat(logits, dim=1), model(ids).logits[:, 7:])
-
-
-@pytest.mark.parametrize("make", [RetNetState, lambda config: DynamicCache(config=config)], ids=["state", "dynamic_cache"])
-def test_compiled_decode_fullgraph_from_the_first_token(model, make):
-    """The empty state is another graph than a filled one; from then on there is one."""
-    ids = random_ids(2, 24)
-    counter = CompileCounterWithBackend("aot_eager")
-    step = torch.compile(model, fullgraph=True, backend=counter)
-    state = make(model.config)
-    with torch.no_grad():
-        logits = decode(model, step, state, ids[:, :2])
+        if kind == "prompt":
+            state, logits = model(ids[:, :7], use_cache=True).past_key_values, []
+        else:
+            state = RetNetState(model.config) if kind == "state" else DynamicCache(config=model.config)
+            logits = [decode(step, state, ids[:, :2])]
+        logits.append(decode(step, state, ids[:, begun : begun + 1]))
         compilations = counter.frame_count
-        logits += decode(model, step, state, ids[:, 2:])
-    assert counter.frame_count == compilations <= 2
-    close(torch.cat(logits, dim=1), model(ids).logits)
+        logits.append(decode(step, state, ids[:, begun + 1 :]))
+    assert counter.frame_count == compilations <= (1 if kind == "prompt" else 2)
+    assert state.get_seq_length() == 31
+    close(torch.cat(logits, dim=1), model(ids).logits[:, -sum(each.shape[1] for each in logits) :])
 
 
 def test_compiled_decode_fullgraph_with_masks_and_positions(model):
     """What generate() hands over at each step, given to a compiled step by hand."""
     ids, mask = left_padded([random_ids(1, 24), random_ids(1, 15, seed=1)])
-    expected = model(ids, attention_mask=mask).logits
-    counter = CompileCounterWithBackend("aot_eager")
+    expected, counter = model(ids, attention_mask=mask).logits, CompileCounterWithBackend("aot_eager")
     step = torch.compile(model, fullgraph=True, backend=counter)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     with torch.no_grad():
         state = model(ids[:, :10], attention_mask=mask[:, :10]).past_key_values
         for n in range(10, 24):
-            logits = step(
-                ids[:, n : n + 1],
-                attention_mask=mask[:, n : n + 1],
-                position_ids=positions[:, n : n + 1],
-                past_key_values=state,
-            ).logits
+            now = slice(n, n + 1)
+            logits = decode(step, state, ids[:, now], attention_mask=mask[:, now], position_ids=positions[:, now])
             close(logits[:, 0], expected[:, n])
-            if n == 10:
-                first = counter.frame_count
-    assert counter.frame_count == first == 1
+    assert counter.frame_count == 1
 
 
 def test_compiled_generate_static(fla_model):
     """generate() compiles by itself where it is asked to, and neither steps nor later texts compile again."""
-    model = small_like(fla_model).double()  # two of the tokens are nearly as likely as each other
+    model = copy.deepcopy(fla_model).double()  # two of the tokens are nearly as likely as each other
     config = CompileConfig(backend="aot_eager", fullgraph=True)
     config._compile_all_devices = True  # also here, where there may be no GPU
     kwargs = {"cache_implementation": "static", "compile_config": config}
@@ -216,7 +162,7 @@ def compiles(model, **kwargs) -> bool:
 
 
 def test_generate_compiles_only_when_asked(fla_model):
-    model = small_like(fla_model)
+    model = copy.deepcopy(fla_model)
     assert compiles(model, cache_implementation="static")
     for kwargs in (
         {},
@@ -231,30 +177,27 @@ def test_generate_compiles_only_when_asked(fla_model):
 
 
 class Logits(nn.Module):
-    """A model without state, as torch.export takes it."""
+    """A model without state, as torch.export takes it, and an argument."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, name: str = "attention_mask") -> None:
         super().__init__()
-        self.model = model
+        self.model, self.name = model, name
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return self.model(input_ids, attention_mask=attention_mask, use_cache=False).logits
+    def forward(self, input_ids: Tensor, given: Tensor | None = None) -> Tensor:
+        return self.model(input_ids, use_cache=False, **{self.name: given}).logits
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_torch_export_static(model, strict):
+def test_torch_export_static(model, strict, tmp_path):
+    """Of logits, with and without a mask, also saved; and as a user calls it, with the output class of transformers."""
     ids, mask = left_padded([random_ids(1, 21), random_ids(1, 6, seed=1)])
     with torch.no_grad():
         program = torch.export.export(Logits(model), (ids,), strict=strict)
-        close(program.module()(ids), model(ids).logits)
+        torch.export.save(program, tmp_path / "model.pt2")
+        for each in (program, torch.export.load(tmp_path / "model.pt2")):
+            close(each.module()(ids), model(ids).logits)
         program = torch.export.export(Logits(model), (ids, mask), strict=strict)
         close(program.module()(ids, mask)[mask.bool()], model(ids, attention_mask=mask).logits[mask.bool()])
-
-
-def test_torch_export_static_of_the_model_itself(model):
-    """As a user calls it: keyword arguments, use_cache=False, and the output class of transformers."""
-    ids = random_ids(2, 21)
-    with torch.no_grad():
         program = torch.export.export(model, (), {"input_ids": ids, "use_cache": False}, strict=False)
         close(program.module()(input_ids=ids, use_cache=False).logits, model(ids).logits)
 
@@ -270,23 +213,11 @@ def test_torch_export_dynamic_length(model, length):
         for batch, other in ((2, length), (3, 33), (1, 7), (5, 130), (3, 1000)):
             ids = random_ids(batch, other)
             close(program.module()(ids), model(ids).logits)
-
-
-def test_torch_export_dynamic_length_with_a_mask(model):
-    shape = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
-    ids, mask = left_padded([random_ids(1, 21), random_ids(1, 6, seed=1)])
-    with torch.no_grad():
+        shape = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+        ids, mask = left_padded([random_ids(1, 21), random_ids(1, 6, seed=1)])
         program = torch.export.export(Logits(model), (ids, mask), dynamic_shapes=(shape, shape), strict=False)
         ids, mask = left_padded([random_ids(1, 34), random_ids(1, 5, seed=1), random_ids(1, 13, seed=2)])
         close(program.module()(ids, mask)[mask.bool()], model(ids, attention_mask=mask).logits[mask.bool()])
-
-
-def test_torch_export_saves_and_loads(fla_model, tmp_path):
-    ids = random_ids(2, 21)
-    with torch.no_grad():
-        program = torch.export.export(Logits(fla_model), (ids,))
-        torch.export.save(program, tmp_path / "model.pt2")
-        close(torch.export.load(tmp_path / "model.pt2").module()(ids), fla_model(ids).logits)
 
 
 @pytest.mark.parametrize("grad", [True, False], ids=["with gradients", "without"])
@@ -331,16 +262,7 @@ def test_a_model_traced_without_padding_is_right_about_padding_and_documents(kin
     padded[0, :5] = 0
     plain = torch.arange(21).repeat(2, 1)
     for name, traced_with, other in (("attention_mask", torch.ones_like(ids), padded), ("position_ids", plain, plain % 10)):
-
-        class Traced(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.model = model
-
-            def forward(self, ids, given, name=name):
-                return self.model(ids, use_cache=False, **{name: given}).logits
-
         with torch.no_grad():
-            traced = torch.jit.trace(Traced(), (ids, traced_with), check_trace=False)
-            logits, expected = traced(ids, other), model(ids, use_cache=False, **{name: other}).logits
+            traced = torch.jit.trace(Logits(model, name), (ids, traced_with), check_trace=False)
+            logits, expected = traced(ids, other), Logits(model, name)(ids, other)
         close(logits[:, 5:], expected[:, 5:], 5e-5)

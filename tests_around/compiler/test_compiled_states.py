@@ -64,6 +64,13 @@ def test_a_compiled_decode_step_is_compiled_while_windows_fill_and_not_again(pad
     assert max(windows) <= 9 + 2 * model.config.attention_sinks
 
 
+@pytest.mark.parametrize("family", ["minimax", "ring"])
+def test_a_forward_with_experts_compiles_to_one_graph_and_computes_the_same(family):
+    model, ids, counter = small_model(family, num_hidden_layers=3), random_ids(2, 9), CompileCounter()
+    close(torch.compile(model, backend=counter, fullgraph=True)(ids, use_cache=False).logits, model(ids).logits)
+    assert counter.frame_count == 1
+
+
 def test_a_loaded_state_with_sinks_goes_on_compiled(tmp_path):
     """It holds columns of another row, which nothing in it needs."""
     model, long, short, more = small_model("sinks"), random_ids(1, 12), random_ids(1, 3, seed=1), random_ids(1, 8, seed=2)
@@ -75,17 +82,6 @@ def test_a_loaded_state_with_sinks_goes_on_compiled(tmp_path):
         close(compiled(token, past_key_values=loaded).logits[:, 0], expected[:, n])
 
 
-@pytest.mark.parametrize("family", ["minimax", "ring"])
-def test_a_decode_step_compiles_to_one_graph_and_computes_the_same(family):
-    model, ids = small_model(family, num_hidden_layers=3), random_ids(2, 9)
-    counter = CompileCounter()
-    compiled = torch.compile(model, backend=counter, fullgraph=True)
-    with torch.no_grad():
-        expected = model(ids, use_cache=False).logits
-        close(compiled(ids, use_cache=False).logits, expected)
-    assert counter.frame_count == 1
-
-
 def test_a_compiled_forward_reads_the_same_mask_columns():
     """A mask of static width, with columns for tokens that are still to come."""
     model = small_model().double()
@@ -93,15 +89,13 @@ def test_a_compiled_forward_reads_the_same_mask_columns():
     mask = torch.ones(2, 16, dtype=torch.long)
     mask[0, :4] = 0
     compiled = torch.compile(model, backend="eager")
-    with torch.no_grad():
-        expected = model(tokens, attention_mask=mask, use_cache=True)
-        actual = compiled(tokens, attention_mask=mask, use_cache=True)
-        close(actual.logits[1], expected.logits[1], 1e-11)
-        close(actual.logits[0, 4:], expected.logits[0, 4:], 1e-11)
-        step, following = torch.randint(0, 50, (2, 1)), torch.ones(2, 16, dtype=torch.long)
-        following[1, 12] = 0  # the token after the twelve read is absent in the second row
-        expected = model(step, attention_mask=following, past_key_values=expected.past_key_values, use_cache=True)
-        actual = compiled(step, attention_mask=following, past_key_values=actual.past_key_values, use_cache=True)
-        close(actual.logits[0], expected.logits[0], 1e-11)
+    expected, actual = (each(tokens, attention_mask=mask, use_cache=True) for each in (model, compiled))
+    close(actual.logits[1], expected.logits[1], 1e-11)
+    close(actual.logits[0, 4:], expected.logits[0, 4:], 1e-11)
+    step, following = torch.randint(0, 50, (2, 1)), torch.ones(2, 16, dtype=torch.long)
+    following[1, 12] = 0  # the token after the twelve read is absent in the second row
+    expected = model(step, attention_mask=following, past_key_values=expected.past_key_values, use_cache=True)
+    actual = compiled(step, attention_mask=following, past_key_values=actual.past_key_values, use_cache=True)
+    close(actual.logits[0], expected.logits[0], 1e-11)
     assert actual.past_key_values.layers[0].next_position.tolist() == [9, 12]
     assert expected.past_key_values.layers[0].next_position.tolist() == [9, 12]
