@@ -4,7 +4,7 @@
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -33,19 +33,8 @@ class Extent:
     rounds: int = 5  # of timed decoding
     times: tuple[int, ...] = (1, 2, 4, 8)  # lengths of blocks, in multiples of the trained length
 
-    def shortened(self, share: float) -> "Extent":
-        """Returns an extent that takes about this share of the time, but never less than is meaningful."""
-        if share >= 1:
-            return self
-        few = {"lists": max(8, round(share * self.lists)), "needles": max(10, round(share * self.needles)), "rounds": 1}
-        return replace(self, tokens=max(2048, round(share * self.tokens)), times=(1, 4), **few)
 
-    def read(self, block_size: int) -> int:
-        """Returns how many tokens one model reads. A decode step counts as 30 tokens, which take about the same time."""
-        lengths = [times * block_size for times in self.times]
-        recall = self.needles * sum(lengths) + self.lists * 4 * sum(PAIRS)
-        decoding = sum(lengths) + len(lengths) * (self.rounds + 1) * DECODED * 30
-        return (len(lengths) + 2) * max(self.tokens, *lengths) + recall + decoding  # 2 for texts and divergence
+SHORT = Extent(tokens=8192, lists=16, needles=10, rounds=1, times=(1, 4))  # of a run with a limit of time
 
 
 @dataclass

@@ -247,15 +247,6 @@ def test_the_divergence_of_two_models_is_that_of_their_distributions(hybrid, mon
     assert measured_divergence(hybrid, source, stream, 32) == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_shortened_report_reads_less():
-    whole = Extent()
-    assert whole.shortened(1.0) == whole == whole.shortened(3.0)
-    short = whole.shortened(0.1)
-    assert short.read(512) < 0.5 * whole.read(512)
-    assert whole.read(512) == 6 * 49_152 + 40 * 15 * 512 + 64 * 80 + 15 * 512 + 4 * 6 * 32 * 30
-    assert (short.tokens, short.lists, short.needles, short.rounds, short.times) == (4915, 8, 10, 1, (1, 4))
-
-
 def test_perplexities_of_all_lengths_are_of_the_same_tokens():
     """Else a text whose end is harder makes long blocks look worse."""
     stream = random_ids(1, 1500)[0]

@@ -1,7 +1,6 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """`retnet-hf linearize`: turns a pretrained transformer into a RetNet."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -81,8 +80,8 @@ def linearize(
         float | None,
         training_option(
             min=0.001,
-            help="Time limit of the whole run. Steps, batch size and report are planned by the speed of this machine. If "
-            "you pass steps or --batch-size, nothing is planned, and the clock ends the run.",
+            help="Time limit of training and measuring, which the stages share. Steps are smaller (--batch-size 2) and the "
+            "report is shorter.",
         ),
     ] = None,
     align_steps: Annotated[int, training_option(min=0, help="Stage 1: each layer learns the output of attention.")] = 500,
@@ -136,44 +135,34 @@ def linearize(
         from retnet_hf.arguments.checks import DECAY_SCHEDULES
 
         from ..linearizing.pipeline import Linearization
-        from ..linearizing.recipe import PLANNED, Recipe, measured_speed, planned
+        from ..linearizing.recipe import Recipe
         from ..linearizing.sources import dequantised, read_texts, source_config
         from ..text.corpus import load_tokenizer, text_files
-        from ..training.run import Course, Start, within_memory
+        from ..training.run import Course, Start
 
     ranks.join()
     require_one_of("--decays", decays, DECAY_SCHEDULES)
     if is_gguf:
         with console.status("reading the GGUF file"):
             name = ranks.of_first(lambda: dequantised(source))
-    recipe = options.chosen(Recipe, context, source=name)
+    keeps_batch = options.given(context, "batch_size")
+    if minutes is not None and not keeps_batch:
+        batch_size = ranks.shareable(2)  # so that a short run has steps enough
+    recipe = options.chosen(Recipe, context, source=name, batch_size=batch_size)
     with console.status("looking at the source, reading the text"):
         config = source_config(name, recipe)
         positions = getattr(config, "max_position_embeddings", None)
-        recipe = recipe.with_block_size(positions, keeps_batch=options.given(context, "batch_size"))
+        recipe = recipe.with_block_size(positions, keeps_batch=keeps_batch)
         tokenizer = load_tokenizer(name)
     if window is not None and options.given(context, "decays", "gate", "share_states"):
         raise InputError("--decays, --gate and --share-states are options of retention, which --window replaces")
     trained, own = {Path(text).expanduser().resolve() for text in texts}, (*folder.own, Path(name).expanduser().resolve())
+    if minutes is not None and top_logits is not None and not options.given(context, "distill_steps"):
+        raise InputError("--top-logits asks the source before stage 2: with --minutes, also give --distill-steps")
     for text in unseen or []:
         repeats = text_files([*texts, text], own)[0][-1] != text_files([text], own)[0][-1]  # some of the files in it
         if repeats or Path(text).expanduser().resolve() in trained:
             raise InputError(f"--unseen {text} is also used in training")
-    begun = folder.read_record()["recipe"] if resume and folder.partial.exists() else {}
-    if minutes is None and begun.get("report", 1.0) != 1.0:
-        raise InputError("this run was planned with --minutes: give that option again")
-    if minutes is not None and not options.given(context, "align_steps", "distill_steps", "long_steps", "batch_size"):
-        if resume:
-            recipe = replace(recipe, **{name: begun[name] for name in PLANNED if name in begun})
-        else:
-            with console.status("measuring the speed of this machine"), within_memory():
-                speed = ranks.of_first(lambda: measured_speed(recipe))
-            recipe = planned(recipe, speed, config.num_hidden_layers, minutes)
-            speeds = f"{speed.aligning:,.0f} tokens/s in stage 1 and {speed.distilling:,.0f} in stage 2"
-            counts = " + ".join(f"{count:,}" for count in recipe.steps.values())
-            planned_steps = f"{counts} steps of {recipe.batch_size} x {recipe.block_size} tokens"
-            report = f"{recipe.report:.0%} of the full report"
-            console.print(f"{minutes:g} minutes: {speeds} make {planned_steps}; {report}", soft_wrap=True)
     with console.status("reading the text"):
         reading = {"field": field, "split": split, "apart_from": own}
         read = read_texts(texts, unseen or [], tokenizer, recipe, config.vocab_size, subset, **reading)

@@ -40,6 +40,7 @@ from retnet_hf.linearization import (
 from retnet_hf.linearization.linearized_card import markdown
 from retnet_hf.linearization.measures import mean_divergence
 from retnet_hf.linearization.what_was_kept import (
+    SHORT,
     Extent,
     Report,
     Training,
@@ -68,7 +69,7 @@ from ..training.run import (
     within_memory,
 )
 from ..training.run_folder import TrainingFolder
-from .recipe import REPORT, trains_in_bfloat16
+from .recipe import trains_in_bfloat16
 from .sources import Texts
 
 
@@ -78,6 +79,7 @@ LEAST_MEASURED = 4  # minimal number of blocks if time is short
 EVALUATED_BLOCKS, LEAST_EVALUATED = 64, 4  # maximal and minimal number of blocks in evaluations of a stage
 ASKED_TOKENS = 4096  # tokens in one call of the source, stored in one file
 COST_TEXTS, COST_TOKENS = 2, 1024  # texts to measure the costs of layers, and their minimal length
+REPORT = 0.3  # share of --minutes for measuring both models
 COSTS, DIVERGENCE = "layer_costs.json", "divergence.json"  # files in the folder of the run
 PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # maximal length of the example in the model card
 PROMPTS = ("Why is the sky blue?", "Write two sentences about a fox and a river.")  # answered by both models
@@ -201,7 +203,7 @@ class Linearization:
         """Returns the beginnings of some blocks of the training text, (N, T)."""
         blocks = blocks_of(self.texts.training.numpy(), self.recipe.block_size)[:, :MEASURED_TOKENS]
         most = min(MEASURED_BLOCKS, ALL_MEASURED_TOKENS // blocks.shape[1])
-        return blocks[: max(LEAST_MEASURED, round(most * min(1.0, 2 * self.recipe.report)))].long()
+        return blocks[: most if self.start.course.minutes is None else max(LEAST_MEASURED, most // 4)].long()
 
     @cached_property
     def teacher(self) -> PreTrainedModel:
@@ -333,13 +335,13 @@ class Linearization:
         return json.loads(file.read_text(encoding="utf-8"))
 
     def _minutes_of(self, stage: str) -> float | None:
-        """Returns the minutes of a stage: its share of all minutes, or, of a plan, of the time left before the report."""
-        minutes, share = self.start.course.minutes, self.recipe.share_of_time(stage)
-        if minutes is None or self.recipe.report >= 1:
-            return minutes and minutes * share
+        """Returns the minutes of a stage: its share of the time left before the report, or None without a limit."""
+        minutes, stages = self.start.course.minutes, list(self.recipe.steps)
+        if minutes is None:
+            return None
         left = max(0.01, (1 - REPORT) * minutes - self.start.course.seconds() / 60)  # at least one step
-        stages = list(self.recipe.steps)
-        return left * share / sum(map(self.recipe.share_of_time, stages[stages.index(stage) :]))
+        rest = sum(map(self.recipe.share_of_time, stages[stages.index(stage) :]))
+        return left * self.recipe.share_of_time(stage) / rest
 
     def _stored(self, name: str, blocks: Tensor) -> StoredTeacher:
         """Returns the source's outputs for some blocks; outputs that are not stored yet are computed."""
@@ -362,7 +364,7 @@ class Linearization:
         recipe, teacher, texts = self.recipe, self.teacher, self.texts
         stream = texts.evaluation.long()
         vocabulary = recalled_vocabulary(stream, self.tokenizer.all_special_ids)
-        extent = Extent().shortened(recipe.report)
+        extent = Extent() if self.start.course.minutes is None else SHORT
         sizes = {"block_size": recipe.block_size, "extent": extent}
         theirs, own = (measure_text(model, stream, vocabulary=vocabulary, **sizes) for model in (teacher, student))
         measure_texts({teacher: theirs, student: own}, texts.by_text, **sizes)

@@ -1,29 +1,18 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""The options of linearizing, and plans for `--minutes`: the steps, the sequences of a step, and the size of the report."""
+"""The options of linearizing, and what follows from them: the stages, their rates, and the text that they need."""
 
 import math
 import re
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from retnet_hf.linearization import (
-    align,
-    divergence_from,
-    prepare_for_alignment,
-    prepare_for_distillation,
     spread_layers,
-    transfer,
 )
-from retnet_hf.linearization.what_was_kept import Extent
 
 from .. import ranks
 from ..errors import InputError
-from ..text.generation import load_model
 
 
 AUTO_SHARE = 0.25
@@ -34,15 +23,6 @@ WINDOWS_OF_BLOCK = 8  # default length of sequences in windows, within these lim
 MEASURED_HIDDEN_SIZE, MEASURED_TOKENS = 128, 2048  # hidden size and tokens of a step when learning rates were measured
 MEASURED_DIVERGENCE = 0.1  # nats at the beginning of stage 2 when its rate was measured
 LEAST_DIVERGENCE = 0.001  # nats; a smaller measured divergence may be negative, and does not reduce the rate further
-
-# Plans for --minutes
-REPORT, PREPARATION = 0.2, 0.1  # shares of the minutes: measuring both models; loading and measuring heads
-COSTS = 2 * 4 * 1024 / 2  # tokens read for the cost of a layer: two losses, four texts, half the layers
-ALIGNING = 0.25  # share of stage 1 in the remaining time
-EVALUATIONS = 1.2  # time of a stage divided by the time of its steps
-MEASURED_BLOCK = 1024  # maximal tokens of the block for measuring speed
-LEAST_STEPS = 96  # of stage 2, if each step then has at least one sequence
-PLANNED = ("align_steps", "distill_steps", "batch_size", "report")  # fields of a recipe that the plan sets
 LARGE = 512  # hidden size from which bfloat16 products are faster on a CPU
 
 
@@ -69,21 +49,16 @@ class KeptLayers:
             f"--keep-attention takes layers such as 0,4,8, a share such as 25%, or auto or auto:25%, got {text!r}"
         )
 
-    def of(self, layers: int, guess: bool = False) -> list[int]:
-        """Returns the kept ones of a number of layers, as far as they are known without the source.
-
-        Args:
-            guess: whether to return as many layers as will be kept, if the costliest are not known yet.
-        """
-        return spread_layers(layers, self.share) if self.share and (guess or not self.costliest) else list(self.layers)
+    def of(self, layers: int) -> list[int]:
+        """Returns the kept ones of a number of layers, as far as they are known without the source."""
+        return spread_layers(layers, self.share) if self.share and not self.costliest else list(self.layers)
 
 
 @dataclass(frozen=True)
 class Recipe:
     """All options that affect the linearized weights, except the text. A run is resumed only with the same recipe.
 
-    A stage with 0 steps is skipped. Learning rates are the highest rates of Adam. `report` is the share of the full report
-    that is computed.
+    A stage with 0 steps is skipped. Learning rates are the highest rates of Adam.
     """
 
     source: str
@@ -106,7 +81,6 @@ class Recipe:
     lora_rank: int | None = None
     top_logits: int | None = None
     seed: int = 0
-    report: float = 1.0
 
     def with_block_size(self, positions: int | None, keeps_batch: bool = True) -> "Recipe":
         """Returns the recipe with a length of sequences; the default is several windows, within the positions of the source.
@@ -156,7 +130,7 @@ class Recipe:
         for field in fields(self):
             value = getattr(self, field.name)
             default = self.open_block_size if field.name == "block_size" else field.default
-            if field.name in ("source", "report") or value == default:
+            if field.name == "source" or value == default:
                 continue
             changed.append(f"--{field.name.replace('_', '-')}")
             if not isinstance(value, bool):
@@ -202,66 +176,3 @@ def trains_in_bfloat16(hidden_size: int) -> bool:
     supported = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
     has_units = any(getattr(torch.cpu, name, lambda: False)() for name in supported)
     return not torch.accelerator.is_available() and has_units and hidden_size >= LARGE
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Tokens per second: read by the source for the report and for the cost of layers, and trained on in the stages."""
-
-    reading: float
-    choosing: float
-    aligning: float
-    distilling: float
-
-
-def measured_speed(recipe: Recipe) -> Speed:
-    """Measures the speed of this machine with this source on a block of random tokens, in some seconds."""
-    teacher = load_model(recipe.source)[0].requires_grad_(False)
-    kept = recipe.kept.of(teacher.config.num_hidden_layers, guess=True)
-    student = transfer(teacher, kept, window=recipe.window, sinks=recipe.sinks).float().train()
-    ids = torch.randint(teacher.config.vocab_size, (1, min(recipe.block_size, MEASURED_BLOCK)), device=teacher.device)
-    with torch.no_grad():
-        reading = _tokens_per_second(teacher.model, ids)
-    with torch.autocast(teacher.device.type, torch.bfloat16, enabled=trains_in_bfloat16(student.config.hidden_size)):
-        with torch.no_grad():
-            choosing = _tokens_per_second(teacher.model, ids)
-        prepare_for_alignment(student)
-        aligning = _tokens_per_second(lambda block: align(student, teacher, block, with_loss=Tensor.backward), ids)
-        prepare_for_distillation(student)
-        head = student.get_output_embeddings()
-        distilling = _tokens_per_second(lambda block: divergence_from(student, head, teacher, block).backward(), ids)
-    return Speed(reading, choosing, aligning, distilling)
-
-
-def _tokens_per_second(read: Callable[[Tensor], Any], ids: Tensor) -> float:
-    read(ids)  # warm-up: libraries prepare each shape once
-    start = time.perf_counter()
-    read(ids)
-    if ids.is_cuda:
-        torch.cuda.synchronize()
-    return ids.numel() / (time.perf_counter() - start)
-
-
-def planned(recipe: Recipe, speed: Speed, layers: int, minutes: float) -> Recipe:
-    """Returns the recipe with the steps and the report that fit into the minutes, and at most its own steps.
-
-    If there would be too few steps, each step has fewer sequences. Raises InputError if no step fits.
-    """
-    seconds = 60 * minutes
-    costs = layers * COSTS / speed.choosing if recipe.kept.costliest else 0.0
-    training = max(0.0, (1 - REPORT - PREPARATION) * seconds - costs) / EVALUATIONS
-    aligned = ranks.RANKS * speed.aligning * training * (ALIGNING if recipe.align_steps and recipe.distill_steps else 1.0)
-    distilled = ranks.RANKS * speed.distilling * training * (1 - ALIGNING if recipe.align_steps else 1.0)
-    tokens = distilled if recipe.distill_steps else aligned
-    batch = ranks.shareable(int(min(recipe.batch_size, tokens / (LEAST_STEPS * recipe.block_size))))
-    steps = {
-        "align_steps": min(recipe.align_steps, int(aligned / (batch * recipe.block_size))),
-        "distill_steps": min(recipe.distill_steps, int(distilled / (batch * recipe.block_size))),
-    }
-    if not any(steps.values()):
-        raise InputError(
-            f"--minutes {minutes:g} is too short for one training step: this machine trains on "
-            f"{speed.distilling:,.0f} tokens a second, and a block has {recipe.block_size}"
-        )
-    share = REPORT * seconds * speed.reading / (2 * Extent().read(recipe.block_size))
-    return replace(recipe, batch_size=batch, report=round(min(1.0, share), 3), **steps)
