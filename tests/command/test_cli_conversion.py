@@ -36,10 +36,9 @@ from transformers import (
 
 from retnet_hf import MetaFormerImageProcessorPil, RMTBackbone, RMTModel
 from retnet_hf.conversion.converted_folder import how_to_load
-from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.conversion.fla import to_fla
 from retnet_hf.conversion.formats import FORMATS
-from retnet_hf.conversion.replaced_folder import require_replaceable, whole, write_whole
+from retnet_hf.conversion.replaced_folder import replace, whole, write_whole
 from retnet_hf.conversion.torchscale import to_torchscale
 
 
@@ -265,43 +264,20 @@ def test_a_result_is_never_lost(retnet_hf, source):
     assert tree(Path("made")) != before
 
 
-WRITTEN = """README.md model-00001-of-00002.safetensors model.safetensors.index.json modeling_retnet.py retnet_gpu.py
-vocab.txt checkpoint-5/optimizer.pt checkpoint-5/rng_state_1.pth checkpoint-5/adapter_model.safetensors
-checkpoint-5/README.md positions.png additional_chat_templates/tool.jinja onnx/model_q4.onnx export.json model/info.json
-model/model_quantized.onnx model/tokenizer.json vendor/ort.wasm.bundle.min.mjs vendor/huggingface-tokenizers-0.2.0.LICENSE
-vendor/onnxruntime-web-1.30.0.package.json .DS_Store retnet_mlx.py __pycache__/retnet_mlx.cpython-313.pyc
-linearization.json training_run.json training_run.json.0123456789abcdef.partial"""
-UNFINISHED = """layer_costs.json divergence.json teacher-training/part-000001.safetensors teacher-evaluation/index.json
-long/config.json align.partial/checkpoint-5/trainer_state.json .distill.replaced/model.safetensors
-finished/linearization.json distill/training.json"""
-OTHER = """part-1.docx part-000001.safetensors index.json index.json.bak long-walk/part-2.md align/ teacher-1/
-checkpoint-5.zip checkpoint-2-backup/ checkpoint-5/notes.txt checkpoint-5/checkpoint-6/ Checkpoint-5/
-checkpoint-5/model/info.json optimizer.pt README.MD readme.md README.md~ README.md.orig Model.safetensors
-model.safetensors.bak model-00001-of-00002.safetensors.bak modelling.safetensors model-final.safetensors pytorch_model.bin
-training_run.json.old rng_state.pth onnx/thesis.onnx onnx/config.json onnx/own/ model/model.safetensors
-vendor/ort.mine.mjs vendor/config.json modeling_mine.py modeling_retnet.py.bak chat.jinja data/
-__pycache__/own.cpython-311.pyc additional_chat_templates/notes.txt .out.replaced/ .git/HEAD config.json/"""
-
-
-def write_names(folder: Path, names: str) -> None:
-    for name in names.split():
-        path = folder / name
-        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
-        path.is_dir() or path.write_text("mine")
-
-
-def test_what_commands_write_is_replaced(tmp_path):
-    for name, names in (("out", WRITTEN), ("out.partial", f"{WRITTEN} {UNFINISHED}")):
-        write_names(tmp_path / name, names)
-        require_replaceable(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", [*OTHER.split(), *UNFINISHED.split()])
-def test_a_folder_that_holds_anything_that_no_command_wrote_there_is_not_replaced(tmp_path, name):
-    write_names(tmp_path / "out", name)
-    first = re.escape(str(tmp_path / "out" / Path(name).parts[0]))
-    with pytest.raises(CheckpointError, match=rf"{first}\S* is not part of a model, and would be deleted"):
-        require_replaceable(tmp_path / "out")
+def test_an_earlier_folder_with_other_files_is_kept_aside(tmp_path, capsys):
+    for number, others in enumerate(([], ["notes.txt"], ["deep/notes.txt"], [])):
+        for name in ("config.json", "model.safetensors", *others):
+            (tmp_path / "made" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "made" / name).write_text(f"earlier {number}")
+        (tmp_path / "new").mkdir()
+        for name in ("config.json", "model.safetensors", "README.md"):
+            (tmp_path / "new" / name).write_text(f"new {number}")
+        replace(tmp_path / "made", tmp_path / "new")
+        assert (tmp_path / "made" / "config.json").read_text() == f"new {number}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "made.old", "made.old1"]
+    assert (tmp_path / "made.old" / "notes.txt").read_text() == "earlier 1"
+    assert (tmp_path / "made.old1" / "deep" / "notes.txt").read_text() == "earlier 2"
+    assert capsys.readouterr().err.count("the earlier made had other files, too, and is kept: ") == 2
 
 
 def test_files_are_whole_however_many_write_them_at_once(tmp_path):

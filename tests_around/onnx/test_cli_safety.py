@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from small_models import small_llama, small_model, word_tokenizer
 from small_vision_models import VISION_FAMILIES
 from torchrun import free_port
-from transformers import PreTrainedModel
 
 from retnet_hf import RetNetConfig
 from retnet_hf.cli.commands import serve
@@ -99,7 +98,7 @@ def test_no_command_runs_code_of_a_folder_whatever_stdin_answers(retnet_hf, work
 OVERWRITING = {
     "train": (*TRAIN[:-1], "--vocab-size", 258),
     "linearize": ("linearize", "llama", *LINEARIZE),
-    "demo": ("demo", "--text", "book.txt", "--minutes", 0.01, "-o", "made"),
+    "demo": ("demo", "--minutes", 0.03, "-o", "made"),
     "export": ("export", "model", "made"),
     "convert": ("convert", "foreign", "made"),
 }
@@ -115,33 +114,14 @@ def sources(workplace) -> Path:
 
 
 @pytest.mark.parametrize("command", OVERWRITING)
-def test_a_folder_with_what_no_command_wrote_is_not_deleted_and_the_thing_is_named(retnet_hf, sources, command):
+def test_a_folder_with_what_no_command_wrote_is_kept_aside(retnet_hf, sources, command):
     Path("made/checkpoint-5").mkdir()
     Path("made/checkpoint-5/notes.txt").write_text("mine", encoding="utf-8")
-    before, named = tree(sources), Path("made/checkpoint-5/notes.txt").resolve()
-    refused(retnet_hf(*OVERWRITING[command], "--overwrite"), f"{named} is not part of a model")
-    if command == "train":
-        named.rename("notes.txt")
-        Path("made.partial").mkdir()
-        Path("made.partial/training_run.json").write_text('{"command": "train"}', encoding="utf-8")
-        named = Path("notes.txt").rename("made.partial/notes.txt")
-        before = tree(sources)
-        refused(retnet_hf(*OVERWRITING["train"], "--overwrite"), "made.partial/notes.txt is not part of a model")
-    assert tree(sources) == before
-
-
-@pytest.mark.parametrize("command", ["train", "convert"])
-def test_files_that_came_during_the_work_are_not_deleted_at_its_end(retnet_hf, sources, monkeypatch, command):
-    save = PreTrainedModel.save_pretrained
-
-    def saves(self, *arguments, **options):
-        Path("made/notes.txt").write_text("mine", encoding="utf-8")
-        return save(self, *arguments, **options)
-
-    monkeypatch.setattr(PreTrainedModel, "save_pretrained", saves)
+    before = tree(Path("made"))
     answer = retnet_hf(*OVERWRITING[command], "--overwrite")
-    refused(answer, "made/notes.txt is not part of a model", silent=False)
-    assert Path("made/notes.txt").read_text(encoding="utf-8") == "mine"
+    assert answer.code == 0, answer.err
+    assert tree(Path("made.old")) == before
+    assert not Path("made/checkpoint-5").exists()
 
 
 def linked(folder: str) -> None:

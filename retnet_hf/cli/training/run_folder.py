@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from retnet_hf.conversion.errors import first_line
-from retnet_hf.conversion.replaced_folder import claim, locked, require_apart, require_replaceable, restore
+from retnet_hf.conversion.replaced_folder import claim, locked, require_apart, restore
 
 from .. import ranks
 from ..errors import InputError
@@ -78,8 +78,6 @@ class TrainingFolder:
                 with suppress(InputError):
                     other = "--resume continues it, " if resumable and self.read_record() else ""
                 raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
-            for folder in self.own if resume or overwrite else ():
-                require_replaceable(folder)
             yield
 
     def to_resume(self) -> tuple[Path | None, dict[str, Any]]:
