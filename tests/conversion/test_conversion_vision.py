@@ -19,16 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageClassification, PoolFormerConfig, PoolFormerForImageClassification, PoolFormerModel
 from transformers.initialization import no_init_weights
 
-from retnet_hf import (
-    MetaFormerBackbone,
-    MetaFormerConfig,
-    MetaFormerForImageClassification,
-    MetaFormerModel,
-    RMTBackbone,
-    RMTConfig,
-    RMTForImageClassification,
-    ViRForImageClassification,
-)
+import retnet_hf
 from retnet_hf.conversion.checkpoint import Checkpoint
 from retnet_hf.conversion.converted_folder import write_folder
 from retnet_hf.conversion.errors import CheckpointError
@@ -48,9 +39,9 @@ def planned(name: str, model: nn.Module, write, arguments: dict | None = None, *
     return plan
 
 
-def released_rmt(size: str) -> RMTForImageClassification:
+def released_rmt(size: str) -> retnet_hf.RMTForImageClassification:
     with torch.device("meta"), no_init_weights():
-        return RMTForImageClassification(RMTConfig.from_preset(size, num_labels=1000))
+        return retnet_hf.RMTForImageClassification(retnet_hf.RMTConfig.from_preset(size, num_labels=1000))
 
 
 def rmt_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -67,8 +58,8 @@ def same_answers(actual, expected, pixel_values: Tensor) -> None:
 @pytest.mark.parametrize("size", ["T", "S", "B*", "L*"])
 def test_a_released_size_needs_no_configuration(size):
     plan = planned("rmt", released_rmt(size), rmt_weights)
-    assert plan.model_class is RMTForImageClassification
-    assert plan.config.to_dict() == RMTConfig.from_preset(size, num_labels=1000).to_dict()
+    assert plan.model_class is retnet_hf.RMTForImageClassification
+    assert plan.config.to_dict() == retnet_hf.RMTConfig.from_preset(size, num_labels=1000).to_dict()
 
 
 def test_the_token_classifier_that_reads_the_projection():
@@ -92,7 +83,7 @@ def test_the_token_classifier_can_be_left_out():
     source.token_classifier = None
     same_answers(without, source, stage_images())
     plan = planned("rmt", released_rmt("S*"), rmt_weights, {"token_label": False})
-    assert plan.config.to_dict() == RMTConfig.from_preset("S", num_labels=1000).to_dict()
+    assert plan.config.to_dict() == retnet_hf.RMTConfig.from_preset("S", num_labels=1000).to_dict()
 
 
 @pytest.mark.parametrize("token_classifier_input", [None, "hidden_states"])
@@ -107,7 +98,7 @@ def test_rmt_there_and_back(token_classifier_input):
 
 def test_dense_there_and_back_and_out_of_a_detector():
     """The backbone of a whole detector, whose other weights are left; stages that are not asked for lose their norm."""
-    model = small_rmt(RMTBackbone, out_indices=[1, 2, 3, 4])
+    model = small_rmt(retnet_hf.RMTBackbone, out_indices=[1, 2, 3, 4])
     weights, arguments = to_rmt(model)
     detector = {f"backbone.{name}": tensor for name, tensor in weights.items()} | {"rpn_head.weight": torch.ones(2)}
     maps = model(stage_images()).feature_maps
@@ -135,7 +126,7 @@ PULFER = {"vir_pulfer/default_like": {}, "vir_pulfer/non_square_alphas": {"image
 OFFICIAL = ("vir_official/token_last", "vir_official/bidirectional_avg")
 
 
-def read(case: str) -> tuple[ViRForImageClassification, Golden]:
+def read(case: str) -> tuple[retnet_hf.ViRForImageClassification, Golden]:
     data = golden(case)
     if case in PULFER:
         return from_vir_pulfer(data.state_dict, data.config | PULFER[case]), data
@@ -153,7 +144,7 @@ def same_outputs(out, data: Golden) -> None:
         equal(hidden_states, data.tensors[f"hidden_states.{index}"])
 
 
-def same_gradients(model: ViRForImageClassification, data: Golden, write) -> None:
+def same_gradients(model: retnet_hf.ViRForImageClassification, data: Golden, write) -> None:
     """The model's gradients, written under the peer's names, are the peer's."""
     of_gradients = copy.deepcopy(model)
     for holder, parameter in zip(of_gradients.parameters(), model.parameters()):
@@ -312,7 +303,7 @@ def test_a_dense_release_is_a_backbone(outputs):
         state_dict |= {f"norm{2 * index}.{name}": tensor for name, tensor in norm.state_dict().items()}
     detector = {f"backbone.{name}": tensor for name, tensor in state_dict.items()} | {"neck.weight": torch.zeros(2, 2)}
     ours = from_poolformer(detector)
-    assert type(ours) is MetaFormerBackbone
+    assert type(ours) is retnet_hf.MetaFormerBackbone
     assert ours.out_features == [f"stage{index + 1}" for index in outputs]
     stages = theirs(stage_images(), output_hidden_states=True).hidden_states
     for index, features in zip(outputs, ours(stage_images()).feature_maps, strict=True):
@@ -321,7 +312,10 @@ def test_a_dense_release_is_a_backbone(outputs):
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    [(MetaFormerForImageClassification, PoolFormerForImageClassification), (MetaFormerModel, PoolFormerModel)],
+    [
+        (retnet_hf.MetaFormerForImageClassification, PoolFormerForImageClassification),
+        (retnet_hf.MetaFormerModel, PoolFormerModel),
+    ],
 )
 def test_poolformer_there_and_back(ours, theirs):
     model = small_metaformer("pooling", ours, id2label=dict(enumerate(["ant", "bee", "cat", "dog", "elk"])))
@@ -342,7 +336,7 @@ def test_a_folder_of_transformers_becomes_one_of_ours(tmp_path):
     checkpoint = Checkpoint(tmp_path / "theirs")
     write_folder(checkpoint, plan_of(checkpoint), tmp_path / "ours")
     ours = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
-    assert type(ours) is MetaFormerForImageClassification
+    assert type(ours) is retnet_hf.MetaFormerForImageClassification
     assert ours.config.id2label == {0: "ant", 1: "bee", 2: "cat"}
     assert (tmp_path / "ours" / "preprocessor_config.json").is_file()
     assert format_of(Checkpoint(tmp_path / "ours")) == "retnet_hf"
@@ -367,7 +361,7 @@ def test_a_file_of_the_authors(tmp_path):
 
 @pytest.mark.parametrize("name", ["s12", "s24", "s36", "m36", "m48"])
 def test_released_sizes_are_read_from_shapes(name):
-    expected = MetaFormerConfig.from_preset(name, num_labels=1000)
+    expected = retnet_hf.MetaFormerConfig.from_preset(name, num_labels=1000)
     with torch.device("meta"):
         sizes = {"hidden_sizes": expected.hidden_sizes, "depths": expected.depths}
         theirs = PoolFormerForImageClassification(PoolFormerConfig(**sizes, num_labels=1000))

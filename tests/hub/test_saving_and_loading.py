@@ -7,27 +7,14 @@ import pickle
 
 import pytest
 import torch
+import transformers
 from accelerate import infer_auto_device_map, init_empty_weights
 from safetensors.torch import load_file
-from small_models import VOCAB_SIZE, close, greedy, of_every_model, random_ids, rounding, shake, small_config, small_model
+from small_models import VOCAB_SIZE, close, greedy, of_every_model, random_ids, rounding, shake, small_model
 from small_vision_models import VISION_FAMILIES
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from retnet_hf import (
-    RetNetConfig,
-    RetNetForCausalLM,
-    RetNetForQuestionAnswering,
-    RetNetForSequenceClassification,
-    RetNetForTokenClassification,
-    RetNetModel,
-)
+import retnet_hf
 
 
 @pytest.fixture
@@ -236,32 +223,21 @@ def test_deepcopy_and_pickle(model, tmp_path):
         assert logits(each).equal(logits(model))
 
 
-AUTO_CLASSES = {
-    AutoModel: RetNetModel,
-    AutoModelForCausalLM: RetNetForCausalLM,
-    AutoModelForSequenceClassification: RetNetForSequenceClassification,
-    AutoModelForTokenClassification: RetNetForTokenClassification,
-    AutoModelForQuestionAnswering: RetNetForQuestionAnswering,
-}
+TASKS = ["", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"]
 
 
-def test_auto_classes(model, folder):
+@pytest.mark.parametrize("task", TASKS)
+def test_auto_classes(model, folder, task):
+    auto_class, prefix = getattr(transformers, f"AutoModel{task}"), "RetNetHybrid" if model.config.is_hybrid else "RetNet"
     assert type(AutoConfig.from_pretrained(folder)) is type(model.config)
-    assert type(AutoConfig.for_model("retnet", hidden_size=64, num_attention_heads=2)) is RetNetConfig
-    prefix = "RetNetHybrid" if model.config.is_hybrid else "RetNet"
-    for auto_class, model_class in AUTO_CLASSES.items():
-        name = model_class.__name__.replace("RetNet", prefix)
-        assert type(auto_class.from_pretrained(folder)).__name__ == name
-        assert type(auto_class.from_config(small_config())) is model_class
-
-
-@pytest.mark.parametrize("model_class", list(AUTO_CLASSES.values())[2:])
-def test_auto_classes_of_heads_save_and_load(tmp_path, model_class):
-    head = shake(model_class(small_config(num_labels=2))).eval()
-    head.save_pretrained(tmp_path)
-    loaded, report = model_class.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(AutoConfig.for_model("retnet", hidden_size=64, num_attention_heads=2)) is retnet_hf.RetNetConfig
+    model_class = type(auto_class.from_config(model.config))
+    assert model_class is type(auto_class.from_pretrained(folder)) is getattr(retnet_hf, f"{prefix}{task or 'Model'}")
+    made = shake(model_class(model.config))
+    made.save_pretrained(folder / "again")
+    loaded, report = model_class.from_pretrained(folder / "again", output_loading_info=True)
     assert not any(report.values()), report
-    same_weights(loaded, head)
+    same_weights(loaded, made)
     assert loaded.config.architectures == [model_class.__name__]
 
 

@@ -25,18 +25,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, T
 from transformers.models.auto import modeling_auto
 
 import retnet_hf
-from retnet_hf import (
-    RetNetConfig,
-    RetNetForCausalLM,
-    RetNetForSequenceClassification,
-    RetNetForTokenClassification,
-    RetNetHybridConfig,
-    RetNetHybridForCausalLM,
-    RetNetModel,
-    RetNetState,
-    StateTuning,
-    ViRModel,
-)
 
 
 CLASSES = {name: getattr(retnet_hf, name) for name in retnet_hf.__all__ if re.search("[a-zTR]For[A-Z]", name)}
@@ -60,33 +48,33 @@ def test_every_class_stands_in_the_table_of_its_task(name):
 def test_heads_take_what_a_user_registers_and_register_nothing():
     """A derived configuration may have no model of its own, as a copy in saved code."""
 
-    class OwnModel(RetNetModel):
+    class OwnModel(retnet_hf.RetNetModel):
         pass
 
-    class OwnConfig(RetNetConfig):
+    class OwnConfig(retnet_hf.RetNetConfig):
         model_type = "own_of_a_user"
 
-    class ModelOfOwnConfig(RetNetModel):
+    class ModelOfOwnConfig(retnet_hf.RetNetModel):
         config_class = OwnConfig
 
     names = [name for name in dir(modeling_auto) if re.fullmatch("MODEL.*MAPPING", name)]
     tables = [getattr(modeling_auto, name)._extra_content for name in names]
     before = [dict(table) for table in tables]
-    for config_class, registered in ((OwnConfig, None), (RetNetConfig, OwnModel), (OwnConfig, ModelOfOwnConfig)):
+    for config_class, registered in ((OwnConfig, None), (retnet_hf.RetNetConfig, OwnModel), (OwnConfig, ModelOfOwnConfig)):
         if registered:
             AutoModel.register(config_class, registered, exist_ok=True)
         now = [dict(table) for table in tables]
         for cls in CLASSES.values():
-            if cls.config_class is RetNetConfig and not cls.__name__.endswith("LM"):
+            if cls.config_class is retnet_hf.RetNetConfig and not cls.__name__.endswith("LM"):
                 model = cls(config_class(**small_config().to_diff_dict()))
-                assert type(model.model) is (registered or RetNetModel)
+                assert type(model.model) is (registered or retnet_hf.RetNetModel)
         assert [dict(table) for table in tables] == now
     for table, content in zip(tables, before):
         table.clear()
         table.update(content)
 
 
-class Derived(RetNetForCausalLM):
+class Derived(retnet_hf.RetNetForCausalLM):
     """Derived by a user, and not registered."""
 
 
@@ -95,7 +83,7 @@ TRAINED = {
     "a derived class": lambda: small_model(model_class=Derived),
     "a hybrid": lambda: small_model("hybrid"),
     "adapters": lambda: get_peft_model(small_model(), LoraConfig(target_modules=["q_proj"])),
-    "a state": lambda: StateTuning(small_model()),
+    "a state": lambda: retnet_hf.StateTuning(small_model()),
 }
 
 
@@ -108,9 +96,9 @@ def test_label_smoothing_shifts_labels(trained, tmp_path):
     assert trainer.compute_loss(model, {"input_ids": ids, "labels": ids}).item() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("model_class", [RetNetForSequenceClassification, RetNetForTokenClassification])
+@pytest.mark.parametrize("model_class", [retnet_hf.RetNetForSequenceClassification, retnet_hf.RetNetForTokenClassification])
 def test_losses_of_classifiers_do_not_grow_with_the_steps_of_gradient_accumulation(model_class, tmp_path):
-    of_tokens, logged = model_class is RetNetForTokenClassification, []
+    of_tokens, logged = model_class is retnet_hf.RetNetForTokenClassification, []
     rows = [{"input_ids": ids, "labels": ids % 3 if of_tokens else ids[0] % 3} for ids in random_ids(8, 6)]
     for steps in (1, 4):
         arguments = settings(tmp_path, per_device_train_batch_size=8 // steps, gradient_accumulation_steps=steps)
@@ -122,7 +110,7 @@ def test_losses_of_classifiers_do_not_grow_with_the_steps_of_gradient_accumulati
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_signature_of_a_head_names_what_its_base_model_takes(name):
-    base = RetNetModel if name.startswith("RetNet") else ViRModel if name.startswith("ViR") else None
+    base = retnet_hf.RetNetModel if name.startswith("RetNet") else retnet_hf.ViRModel if name.startswith("ViR") else None
     taken = inspect.signature(CLASSES[name].forward).parameters
     wanted = {"pixel_values"} if base is None else set(inspect.signature(base.forward).parameters)
     if name in ("RetNetForMaskedLM", "RetNetHybridForMaskedLM"):  # an encoder has no state
@@ -140,11 +128,11 @@ def test_a_classifier_takes_positional_arguments_as_before(family):
 def test_a_length_that_was_not_given_is_no_attribute(tmp_path):
     """sentence-transformers takes the smaller of the tokenizer's length and this attribute, if there is one."""
     small_config().save_pretrained(tmp_path)
-    without = [small_config(), RetNetConfig(max_position_embeddings=None)]
-    without.append(RetNetConfig.from_pretrained(tmp_path, max_position_embeddings=None))
+    without = [small_config(), retnet_hf.RetNetConfig(max_position_embeddings=None)]
+    without.append(retnet_hf.RetNetConfig.from_pretrained(tmp_path, max_position_embeddings=None))
     assert not any(hasattr(config, "max_position_embeddings") for config in without)
-    assert RetNetConfig.from_dict(small_config(max_position_embeddings=77).to_dict()).max_position_embeddings == 77
-    for reads in (RetNetConfig, AutoConfig):
+    assert retnet_hf.RetNetConfig.from_dict(small_config(max_position_embeddings=77).to_dict()).max_position_embeddings == 77
+    for reads in (retnet_hf.RetNetConfig, AutoConfig):
         assert reads.from_pretrained(tmp_path, max_position_embeddings=77).max_position_embeddings == 77
 
 
@@ -156,7 +144,7 @@ def test_the_hooks_of_accelerate_leave_the_state_where_it_is():
 @pytest.mark.parametrize("name", ["past_key_values", "cache"])
 def test_generate_takes_a_state_by_either_of_its_names(name):
     model, ids = small_model(), random_ids(1, 9)
-    state = RetNetState(model.config)
+    state = retnet_hf.RetNetState(model.config)
     with torch.no_grad():
         model(ids[:, :6], past_key_values=state)
     assert torch.equal(greedy(model, ids, 6, **{name: state}), greedy(model, ids, 6))
@@ -166,8 +154,8 @@ def test_generate_takes_a_state_by_either_of_its_names(name):
 @pytest.mark.parametrize("layers", [2, 3])
 def test_fewer_layers_of_a_preset_are_saved_and_read_back(layers, tmp_path):
     kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
-    config = RetNetHybridConfig.from_preset("tiny", vocab_size=40, num_hidden_layers=4, layer_types=kinds)
-    RetNetHybridForCausalLM(config).save_pretrained(tmp_path / "whole")
+    config = retnet_hf.RetNetHybridConfig.from_preset("tiny", vocab_size=40, num_hidden_layers=4, layer_types=kinds)
+    retnet_hf.RetNetHybridForCausalLM(config).save_pretrained(tmp_path / "whole")
     fewer = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", num_hidden_layers=layers)
     fewer.save_pretrained(tmp_path / "fewer")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "fewer")

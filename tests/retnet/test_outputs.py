@@ -3,18 +3,7 @@
 
 import pytest
 import torch
-from small_models import (
-    PAD,
-    VOCAB_SIZE,
-    close,
-    left_padded,
-    random_ids,
-    rounding,
-    same_state,
-    shake,
-    small_config,
-    small_model,
-)
+from small_models import PAD, VOCAB_SIZE, close, left_padded, random_ids, rounding, same_state, small_model
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForSequenceClassification
@@ -147,8 +136,8 @@ def test_inputs_of_odd_types(fla_model):
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_auto_sequence_classification(side):
     """It reads the last real token, whichever side the padding is on, and whether or not a mask is given."""
-    model = shake(AutoModelForSequenceClassification.from_config(small_config(num_labels=3))).eval()
-    assert isinstance(model, RetNetForSequenceClassification)
+    model = small_model(model_class=RetNetForSequenceClassification, num_labels=3)
+    assert type(AutoModelForSequenceClassification.from_config(model.config)) is type(model)
     prompts = [random_ids(1, length, seed) for seed, length in enumerate((12, 5, 1))]
     ids, mask = left_padded(prompts)
     if side == "right":

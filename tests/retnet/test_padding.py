@@ -3,18 +3,7 @@
 
 import pytest
 import torch
-from small_models import (
-    FORMS,
-    close,
-    detailed,
-    greedy,
-    left_padded,
-    of_every_form,
-    of_every_model,
-    random_ids,
-    remembered,
-    same_state,
-)
+from small_models import FORMS, close, greedy, left_padded, of_every_form, of_every_model, random_ids, remembered, same_state
 from torch import Tensor
 
 from retnet_hf import RetNetState
@@ -128,7 +117,8 @@ def test_long_sequence_step_by_step(model):
 @of_every_model
 def test_left_padded_batches_generate_the_tokens_of_their_rows(model):
     def beams(ids, **kwargs):
-        out = detailed(model, ids, 20, num_beams=4, num_return_sequences=2, **kwargs)
+        options = {"num_beams": 4, "num_return_sequences": 2, "return_dict_in_generate": True, "output_scores": True}
+        out = greedy(model, ids, 20, **options, **kwargs)
         return out.sequences[:, ids.shape[1] :], out.sequences_scores
 
     ids, mask = left_padded(prompts())

@@ -4,13 +4,7 @@
 import pytest
 import torch
 from small_models import close, greedy, shake, small_config, small_model
-from transformers import (
-    FeatureExtractionPipeline,
-    TextClassificationPipeline,
-    TextGenerationPipeline,
-    TokenClassificationPipeline,
-    pipeline,
-)
+from transformers import pipeline
 
 from retnet_hf import RetNetForSequenceClassification, RetNetForTokenClassification
 
@@ -42,7 +36,6 @@ def test_pipeline_text_generation(model, tokenizer):
     """It answers, and a batch answers as one by one."""
     expected = expected_texts(model, tokenizer)
     generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    assert isinstance(generator, TextGenerationPipeline)
     assert [generator(text, **GREEDY)[0]["generated_text"] for text in TEXTS] == expected
     for batch_size in (1, 2, 3):
         together = generator(TEXTS, batch_size=batch_size, **GREEDY)
@@ -79,7 +72,6 @@ def test_pipeline_feature_extraction_batched(model, tokenizer, batch_size):
     """Un-batched, row by row: the state among the base model's outputs does not get in the way."""
     assert model.config.use_cache
     extractor = pipeline("feature-extraction", model=model.model, tokenizer=tokenizer)
-    assert isinstance(extractor, FeatureExtractionPipeline)
     for text, answer in zip(TEXTS, extractor(TEXTS, batch_size=batch_size), strict=True):
         expected = model.model(**tokenizer(text, return_tensors="pt")).last_hidden_state
         # the row may carry the padding of its batch, in front
@@ -94,7 +86,6 @@ def test_pipeline_text_classification(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     scores = [model(**tokenizer(text, return_tensors="pt")).logits.softmax(-1)[0] for text in TEXTS]
     classifier = pipeline("text-classification", model=str(tmp_path))
-    assert isinstance(classifier, TextClassificationPipeline)
     for batch_size in (1, 3):
         answers = classifier(TEXTS, batch_size=batch_size)
         assert [answer["label"] for answer in answers] == ["abc"[score.argmax()] for score in scores]
@@ -104,7 +95,6 @@ def test_pipeline_text_classification(tokenizer, tmp_path):
 def test_pipeline_token_classification(tokenizer):
     model = shake(RetNetForTokenClassification(small_config(num_labels=2))).eval()
     tagger = pipeline("token-classification", model=model, tokenizer=tokenizer, ignore_labels=[])
-    assert isinstance(tagger, TokenClassificationPipeline)
     for text, answer in zip(TEXTS, tagger(TEXTS, batch_size=1), strict=True):
         labels = model(**tokenizer(text, return_tensors="pt")).logits[0].argmax(-1)
         assert [word["entity"] for word in answer] == [f"LABEL_{label}" for label in labels]

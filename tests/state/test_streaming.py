@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from streamed_model import build
+from small_models import small_model
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
@@ -41,7 +41,7 @@ def test_a_long_piece_is_walked_not_copied():
 
 @pytest.mark.parametrize("segment_length", [1, 7, 64, 1000])
 def test_the_score_is_that_of_one_pass(segment_length):
-    model = build()
+    model = small_model()
     tokens = torch.randint(0, 40, (300,))
     with torch.no_grad():
         logits = model(tokens[None], retention_form="parallel").logits[0]
@@ -54,7 +54,7 @@ def test_the_score_is_that_of_one_pass(segment_length):
 
 
 def test_a_stream_is_read_lazily_and_the_state_does_not_grow():
-    model, sizes, produced, state = build(), [], [], None
+    model, sizes, produced, state = small_model(), [], [], None
     stream = (produced.append(number) or torch.randint(0, 40, (50,)) for number in range(20))
     for segment in segments(stream, 100):
         assert 50 * len(produced) - 100 <= (len(sizes) + 1) * 100
@@ -66,11 +66,11 @@ def test_a_stream_is_read_lazily_and_the_state_does_not_grow():
 
 def test_empty_streams_and_segments_get_a_sentence():
     with pytest.raises(ValueError, match="tokens must not be empty"):
-        score_stream(build(), [])
+        score_stream(small_model(), [])
     with pytest.raises(ValueError, match="segment_length must be a positive integer, got 0"):
-        score_stream(build(), [1], 0)
+        score_stream(small_model(), [1], 0)
     with pytest.raises(TypeError, match=r"tokens must be ids, got a str\. Tokenize the text first"):
-        score_stream(build(), "In the beginning")
+        score_stream(small_model(), "In the beginning")
 
 
 def test_streams_continue_from_batch_to_batch():
@@ -111,7 +111,7 @@ def trainer(model, tmp_path, callbacks, tokens, **options):
 
 def test_training_carries_the_state_from_step_to_step(tmp_path):
     """The gradient of the second step is that of a segment read from the first one's state, detached."""
-    model, tokens, steps = build(), torch.randint(0, 40, (2 * 32,)), []
+    model, tokens, steps = small_model(), torch.randint(0, 40, (2 * 32,)), []
 
     class Record(CarryState):
         def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
@@ -121,7 +121,7 @@ def test_training_carries_the_state_from_step_to_step(tmp_path):
     trainer(model, tmp_path, [callback], tokens, max_grad_norm=0, learning_rate=0.0, optim="sgd").train()
     rows, found = tokens.view(2, 2, 16), []
     for first in (True, False):
-        reference = build().train()
+        reference = small_model().train()
         state = reference(rows[:, 0], use_cache=True).past_key_values.clone() if first else None
         reference(rows[:, 1], labels=rows[:, 1], past_key_values=state, use_cache=True).loss.backward()
         pairs = zip(steps[1], reference.parameters())
@@ -136,7 +136,7 @@ def test_training_carries_the_state_from_step_to_step(tmp_path):
 def test_gradient_checkpointing_carries_the_same_state(use_reentrant, tmp_path):
     tokens, weights = torch.randint(0, 40, (2 * 48,)), []
     for checkpointing in (False, True):
-        model = build()
+        model = small_model()
         options = {"gradient_checkpointing_kwargs": {"use_reentrant": use_reentrant}}
         trainer(model, tmp_path, [CarryState()], tokens, gradient_checkpointing=checkpointing, **options).train()
         weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
@@ -158,7 +158,7 @@ def test_rows_that_would_not_continue_each_other_are_refused_when_training_begin
         ([{"input_ids": torch.arange(9)}], "CarryState needs a train_dataset of type TokenStreams, got list"),
     ):
         with pytest.raises(ValueError, match=said):
-            Trainer(build(), arguments, train_dataset=data, callbacks=[CarryState()]).train()
+            Trainer(small_model(), arguments, train_dataset=data, callbacks=[CarryState()]).train()
 
 
 class Exchanged(TokenStreams):
@@ -190,8 +190,8 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_that_do_not_continue_what_the_state_has_read_are_refused(tmp_path, way):
     tokens = torch.arange(2 * 16 * 3) % 40
-    trainer(build(), tmp_path, [CarryState()], tokens, save_steps=1, max_steps=1).train()
-    run = trainer(build(), tmp_path, [CarryState()], tokens)
+    trainer(small_model(), tmp_path, [CarryState()], tokens, save_steps=1, max_steps=1).train()
+    run = trainer(small_model(), tmp_path, [CarryState()], tokens)
     WAYS[way](run)
     with pytest.raises(ValueError, match="which continues what the state has read"):
         run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1") if way == "nothing skipped" else None)
@@ -212,13 +212,13 @@ def test_a_resumed_run_carries_on_with_the_state(tmp_path, accumulation):
             lengths.append(0 if self.state is None else int(self.state.get_seq_length()))
             return super()._pass_state(model, args, kwargs)
 
-    whole = trainer(build(), tmp_path, [Watched()], tokens, **options)
+    whole = trainer(small_model(), tmp_path, [Watched()], tokens, **options)
     whole.train()
     assert lengths == [0, 16, 32, 48, 64] * 2
     steps = whole.state.global_step
     assert steps == 2 * math.ceil(5 / accumulation)
     for step in range(1, steps):
-        resumed = trainer(build(), tmp_path, [CarryState()], tokens, **options)
+        resumed = trainer(small_model(), tmp_path, [CarryState()], tokens, **options)
         resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         assert resumed.state.global_step == steps
         for (name, parameter), reference in zip(resumed.model.named_parameters(), whole.model.parameters()):
@@ -227,16 +227,16 @@ def test_a_resumed_run_carries_on_with_the_state(tmp_path, accumulation):
 
 def test_a_checkpoint_without_a_state_is_refused(tmp_path):
     tokens = torch.randint(0, 40, (2 * 16 * 3,))
-    trainer(build(), tmp_path, [CarryState()], tokens, save_steps=2).train()
+    trainer(small_model(), tmp_path, [CarryState()], tokens, save_steps=2).train()
     (tmp_path / "checkpoint-2" / CarryState.FILE).unlink()
-    again = trainer(build(), tmp_path, [CarryState()], tokens)
+    again = trainer(small_model(), tmp_path, [CarryState()], tokens)
     with pytest.raises(ValueError, match="has no carried_state.safetensors"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 def test_a_checkpoint_has_the_states_of_one_run(tmp_path):
     """Of the last one, if a run with another number of processes was saved at the same place before."""
-    model, callback, found = build(), CarryState(), {}
+    model, callback, found = small_model(), CarryState(), {}
     for processes in (2, 3, 1):
         for process in reversed(range(processes)):
             callback.state = model(torch.full((1, 4), processes + process), use_cache=True).past_key_values
@@ -253,7 +253,7 @@ def test_a_run_that_fails_leaves_no_hooks_for_the_next(tmp_path):
         def on_step_end(self, args, state, control, **kwargs):
             raise RuntimeError("power cut")
 
-    model, tokens = build(), torch.randint(0, 40, (64,))
+    model, tokens = small_model(), torch.randint(0, 40, (64,))
     with pytest.raises(RuntimeError, match="power cut"):
         trainer(model, tmp_path, [CarryState(), Fail()], tokens).train()
     assert not model._forward_pre_hooks
@@ -261,7 +261,7 @@ def test_a_run_that_fails_leaves_no_hooks_for_the_next(tmp_path):
 
 
 def test_scoring_is_in_eval_mode_and_leaves_the_mode_alone():
-    model, tokens = build(hidden_dropout=0.5), torch.randint(0, 40, (50,))
+    model, tokens = small_model(hidden_dropout=0.5), torch.randint(0, 40, (50,))
     expected = score_stream(model, tokens).log_likelihood
     model.train()
     assert score_stream(model, tokens, 7).log_likelihood == pytest.approx(expected, rel=1e-5)

@@ -21,23 +21,13 @@ STEPS_PER_EPOCH = 6
 
 def train(given: Path, output: Path, processes: int, resumed: bool = False) -> None:
     """Eight steps, more than an epoch, with a checkpoint after four; ends with the weights in `output`/final."""
-    arguments = TrainingArguments(
-        output_dir=str(output),
-        per_device_train_batch_size=STREAMS // processes,
-        max_steps=8,
-        save_steps=4,
-        learning_rate=1e-3,
-        lr_scheduler_type="constant",
-        logging_steps=1,
-        dataloader_num_workers=2,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-    )
+    options = {"max_steps": 8, "save_steps": 4, "learning_rate": 1e-3, "lr_scheduler_type": "constant", "logging_steps": 1}
+    options |= {"dataloader_num_workers": 2, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    rows = STREAMS // processes
     trainer = Trainer(
         AutoModelForCausalLM.from_pretrained(given / "model"),
-        arguments,
-        train_dataset=TokenStreams(torch.load(given / "tokens.pt"), STREAMS // processes, SEGMENT, processes),
+        TrainingArguments(output_dir=str(output), per_device_train_batch_size=rows, **options),
+        train_dataset=TokenStreams(torch.load(given / "tokens.pt"), rows, SEGMENT, processes),
         callbacks=[CarryState()],
     )
     trainer.train(resume_from_checkpoint=resumed)

@@ -1,17 +1,8 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Small models of transformers that a hybrid computes, or that are linearized."""
 
+import transformers
 from small_models import LLAMA3, shake
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | {
@@ -21,22 +12,16 @@ SIZES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_atten
 }
 
 
-# of transformers' configuration, and of ours
+# fields of transformers' configuration, and of ours
+FIELDS = {
+    "Llama 3": ({"rope_parameters": LLAMA3}, {}),
+    "Qwen2": ({}, {"qkv_bias": True}),
+    "Qwen3": ({"head_dim": 16}, {"use_qk_norm": True, "key_expansion": 2.0, "value_expansion": 2.0}),
+    "Mistral": ({"sliding_window": 7}, {"layer_types": ["sliding_attention"] * 2, "sliding_window": 7}),
+}
 SOURCES = {
-    "Llama 3": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3}, {}),
-    "Qwen2": (Qwen2Config, Qwen2ForCausalLM, {}, {"qkv_bias": True}),
-    "Qwen3": (
-        Qwen3Config,
-        Qwen3ForCausalLM,
-        {"head_dim": 16},
-        {"use_qk_norm": True, "key_expansion": 2.0, "value_expansion": 2.0},
-    ),
-    "Mistral": (
-        MistralConfig,
-        MistralForCausalLM,
-        {"sliding_window": 7},
-        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 7},
-    ),
+    name: (*(getattr(transformers, name.split()[0] + kind) for kind in ("Config", "ForCausalLM")), *fields)
+    for name, fields in FIELDS.items()
 }
 
 

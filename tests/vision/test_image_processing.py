@@ -12,21 +12,13 @@ from PIL import Image
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import is_torchvision_available
 
-from retnet_hf.vision.image_processing_retention import (
-    MetaFormerImageProcessor,
-    MetaFormerImageProcessorPil,
-    RMTImageProcessor,
-    RMTImageProcessorPil,
-    ViRImageProcessor,
-    ViRImageProcessorPil,
-)
+import retnet_hf
 
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-FAMILIES = {
-    "vir": (ViRImageProcessor, ViRImageProcessorPil, 0.9),
-    "rmt": (RMTImageProcessor, RMTImageProcessorPil, 0.875),
-    "metaformer": (MetaFormerImageProcessor, MetaFormerImageProcessorPil, 0.9),
+FAMILIES = {  # both classes, and what of an image is left of a crop
+    name: (getattr(retnet_hf, f"{name}ImageProcessor"), getattr(retnet_hf, f"{name}ImageProcessorPil"), crop_pct)
+    for name, crop_pct in {"ViR": 0.9, "RMT": 0.875, "MetaFormer": 0.9}.items()
 }
 # one level of 256, or two where both backends round, in units of the smallest standard deviation
 LEVEL = 1 / 255 / 0.224
@@ -36,7 +28,7 @@ ROUNDING = {"pil": 1e-5, "torchvision": 2.1 * LEVEL}
 @pytest.fixture(params=["plain", "Pil"])
 def processor_class(request):
     """Both classes of one family; the families differ in a number, which has a test of its own."""
-    plain, pil, _ = FAMILIES["vir"]
+    plain, pil, _ = FAMILIES["ViR"]
     return plain if request.param == "plain" else pil
 
 
@@ -111,7 +103,7 @@ def test_options_of_a_call_take_the_place_of_those_of_the_processor(processor_cl
 @pytest.mark.parametrize("name", ["nearest", "bilinear", "lanczos"])
 def test_other_filters(name):
     image, filter_ = picture(), Image.Resampling[name.upper()]
-    actual = ViRImageProcessorPil(size=32, crop_pct=None, resample=filter_, do_normalize=False)(image).pixel_values[0]
+    actual = FAMILIES["ViR"][1](size=32, crop_pct=None, resample=filter_, do_normalize=False)(image).pixel_values[0]
     wanted = np.asarray(image.resize((32, 32), filter_)).transpose(2, 0, 1) / 255
     np.testing.assert_allclose(actual, wanted, atol=1e-6)
 

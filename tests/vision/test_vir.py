@@ -36,31 +36,14 @@ def exact(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_all_forms_are_one_function(recipe):
     """Logits, tokens and every gradient, in float64."""
-    model = small_vir(recipe).double()
-    pixel_values = images(dtype=torch.float64)
-    answers = []
+    model, pixel_values, answers = small_vir(recipe).double(), images(dtype=torch.float64), []
     for form in (*FORMS, "auto"):
-        model.zero_grad()
         out = model(pixel_values, labels=torch.tensor([0, 3]), retention_form=form)
-        out.loss.backward()
         tokens = model.vir(pixel_values, retention_form=form).last_hidden_state
-        answers.append([out.logits, tokens, *(parameter.grad for parameter in model.parameters())])
+        answers.append([out.logits, tokens, *torch.autograd.grad(out.loss, list(model.parameters()))])
     for answer in answers[1:]:
         for actual, expected in zip(answer, answers[0], strict=True):
             exact(actual, expected)
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 30), st.sampled_from(sorted(RECIPES)))
-def test_forms_agree_on_any_grid_and_chunk(rows, columns, chunk_size, recipe):
-    model = small_vir(recipe, num_hidden_layers=2, chunk_size=chunk_size).double()
-    pixel_values = images(1, 8 * rows, 6 * columns, dtype=torch.float64)
-    with torch.no_grad():
-        parallel, recurrent, chunkwise = (
-            model(pixel_values, interpolate_pos_encoding=True, retention_form=form).logits for form in FORMS
-        )
-    exact(recurrent, parallel)
-    exact(chunkwise, parallel)
 
 
 @pytest.mark.parametrize("recipe", ["authors", "pulfer", "bidirectional"])
@@ -135,39 +118,40 @@ def test_poolings(pooling):
     close(logits, model.classifier(expected), rounding(16))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=40)
 @given(
-    st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(1, 5), st.sampled_from(CAUSAL), st.sampled_from(FORMS)
+    heights=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    columns=st.integers(1, 5),
+    chunk_size=st.integers(1, 30),
+    recipe=st.sampled_from(sorted(RECIPES)),
+    form=st.sampled_from(FORMS),
 )
-def test_bands_of_rows_are_the_whole_image(heights, columns, recipe, form):
-    """Any split of an image of any size: tokens and what is pooled of them, in float64."""
-    model = small_vir(recipe, ViRModel, num_hidden_layers=2).double()
+@torch.no_grad()
+def test_bands_of_rows_are_the_whole_image(heights, columns, chunk_size, recipe, form):
+    """Any split of an image of any size, one band at a time: tokens, and what is pooled of them, in every form."""
+    model, taken = small_vir(recipe, ViRModel, num_hidden_layers=2, chunk_size=chunk_size).double(), []
     size = (8 * sum(heights), 6 * columns)
     pixel_values = images(2, *size, dtype=torch.float64)
-    with torch.no_grad():
-        whole = model(pixel_values, interpolate_pos_encoding=True)
-    bands = pixel_values.split([8 * height for height in heights], dim=2)
-    streamed = list(model.stream_bands(bands, size, retention_form=form))
-    exact(torch.cat([out.last_hidden_state for out in streamed], dim=1), whole.last_hidden_state)
-    assert all(out.pooler_output is None for out in streamed[:-1])
-    exact(streamed[-1].pooler_output, whole.pooler_output)
+    whole, other = (model(pixel_values, interpolate_pos_encoding=True, retention_form=each) for each in ("parallel", form))
+    exact(other.last_hidden_state, whole.last_hidden_state)
+    exact(other.pooler_output, whole.pooler_output)
+    if recipe in CAUSAL:
+        bands = (taken.append(band) or band for band in pixel_values.split([8 * height for height in heights], dim=2))
+        streamed = []
+        for out in model.stream_bands(bands, size, retention_form=form):
+            streamed.append(out)
+            assert len(taken) == len(streamed)  # nobody has to hold the image
+        exact(torch.cat([out.last_hidden_state for out in streamed], dim=1), whole.last_hidden_state)
+        assert all(out.pooler_output is None for out in streamed[:-1])
+        exact(streamed[-1].pooler_output, whole.pooler_output)
 
 
-def test_bands_are_taken_when_they_are_needed():
-    """One at a time, so that nobody has to hold the image."""
-    taken = []
-    bands = (taken.append(number) or band for number, band in enumerate(images(1, 40, 24).split(8, dim=2)))
-    for number, _ in enumerate(small_vir("authors", ViRModel).stream_bands(bands, (40, 24))):
-        assert taken == list(range(number + 1))
-    assert len(taken) == 5
-
-
+@torch.no_grad()
 def test_the_state_between_bands_goes_through_offloaded_layers():
     model, pixel_values = small_vir("authors").double(), images(dtype=torch.float64)
-    with torch.no_grad():
-        expected = model(pixel_values).logits
     offloaded = cpu_offload(copy.deepcopy(model), execution_device="cpu")
-    exact(offloaded.classify_bands(pixel_values.split(8, dim=2), (24, 24)).logits, expected)
+    bands = pixel_values.split(8, dim=2)
+    exact(offloaded.classify_bands(bands, (24, 24)).logits, model(pixel_values).logits)
 
 
 @pytest.mark.parametrize("piece_size", [1, 5, 12])
@@ -212,29 +196,25 @@ def test_blocks_read_pieces_in_evaluation(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [(48, 48), (40, 30), (8, 6), (16, 60), (24, 30)])
+@torch.no_grad()
 def test_positions_are_interpolated_bicubically(size):
     """As PyTorch does it for the whole table, and for some rows of it as for the whole."""
-    embeddings = shake_vision(ViREmbeddings(small_vir_config())).double()
-    rows, columns = size[0] // 8, size[1] // 6
-    with torch.no_grad():
-        table = embeddings.position_embeddings.view(1, 3, 4, 16).permute(0, 3, 1, 2)
-        expected = F.interpolate(table, size=(rows, columns), mode="bicubic", align_corners=False).flatten(2).transpose(1, 2)
-        exact(embeddings.positions(rows, columns, 0, rows), expected)
-        exact(embeddings.positions(rows, columns, rows - 1, rows), expected[:, -columns:])
+    embeddings, (rows, columns) = shake_vision(ViREmbeddings(small_vir_config())).double(), (size[0] // 8, size[1] // 6)
+    table = embeddings.position_embeddings.view(1, 3, 4, 16).permute(0, 3, 1, 2)
+    expected = F.interpolate(table, size=(rows, columns), mode="bicubic", align_corners=False).flatten(2).transpose(1, 2)
+    exact(embeddings.positions(rows, columns, 0, rows), expected)
+    exact(embeddings.positions(rows, columns, rows - 1, rows), expected[:, -columns:])
 
 
 def test_initialisation():
     """Truncated normal of 0.02, biases of 0, layer scale as configured; the mask token too."""
-    model = ViRForMaskedImageModeling(
-        small_vir_config("pulfer", hidden_size=64, use_layer_scale=True, pooling="class_token")
-    )
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
+    config = small_vir_config("pulfer", hidden_size=64, use_layer_scale=True, pooling="class_token")
+    for name, parameter in ViRForMaskedImageModeling(config).named_parameters():
+        if parameter.dim() == 1:
+            value = 0 if name.endswith("bias") else 1e-5 if name.endswith("scale") else 1
+            assert torch.equal(parameter, torch.full_like(parameter, value)), name
+        elif name.endswith("bias"):
             assert not parameter.any(), name
-        elif name.endswith("scale"):
-            assert torch.equal(parameter, torch.full_like(parameter, 1e-5)), name
-        elif parameter.dim() == 1:
-            assert torch.equal(parameter, torch.ones_like(parameter)), name
         else:
             assert parameter.std().item() == pytest.approx(0.02, rel=0.3), name
 
@@ -291,27 +271,25 @@ def test_the_mean_but_first_of_one_patch_is_refused():
 
 def test_pixels_are_decoded_in_the_order_of_pixel_shuffle():
     model = small_vir("authors", ViRForMaskedImageModeling, patch_size=8)
-    with torch.no_grad():
-        tokens = model.vir(images()).last_hidden_state[:, :9].transpose(1, 2).reshape(2, 16, 3, 3)
-        assert torch.equal(model(images()).reconstruction, nn.PixelShuffle(8)(model.decoder(tokens)))
+    tokens = model.vir(images()).last_hidden_state[:, :9].transpose(1, 2).reshape(2, 16, 3, 3)
+    assert torch.equal(model(images()).reconstruction, nn.PixelShuffle(8)(model.decoder(tokens)))
 
 
 @pytest.mark.parametrize("apply_layernorm", [True, False])
+@torch.no_grad()
 def test_backbone(apply_layernorm):
     """Feature maps are the patches of some blocks, row by row; sizes are free."""
-    config = small_vir_config(out_features=["stem", "stage2", "stage3"], apply_layernorm=apply_layernorm)
-    model = shake_vision(ViRBackbone(config)).eval()
+    outputs = {"out_features": ["stem", "stage2", "stage3"], "apply_layernorm": apply_layernorm}
+    model = small_vir("authors", ViRBackbone, **outputs)
     assert model.channels == [16, 16, 16]
-    with torch.no_grad():
-        out = model(images(), output_hidden_states=True)
-        base = model.vir(images(), output_hidden_states=True)
-        for features, stage in zip(out.feature_maps, (0, 2, 3), strict=True):
-            assert torch.equal(out.hidden_states[stage], base.hidden_states[stage])
-            tokens = model.vir.norm(out.hidden_states[stage]) if apply_layernorm else out.hidden_states[stage]
-            assert torch.equal(features[1, :, 2, 3], tokens[1, 11])
-            assert torch.equal(features.flatten(2).transpose(1, 2), tokens[:, :12])
-        assert [features.shape for features in model(images(1, 40, 30)).feature_maps] == [(1, 16, 5, 5)] * 3
-        assert model(images()).hidden_states is None
+    out, base = (each(images(), output_hidden_states=True) for each in (model, model.vir))
+    for features, stage in zip(out.feature_maps, (0, 2, 3), strict=True):
+        assert torch.equal(out.hidden_states[stage], base.hidden_states[stage])
+        tokens = model.vir.norm(out.hidden_states[stage]) if apply_layernorm else out.hidden_states[stage]
+        assert torch.equal(features[1, :, 2, 3], tokens[1, 11])
+        assert torch.equal(features.flatten(2).transpose(1, 2), tokens[:, :12])
+    assert [features.shape for features in model(images(1, 40, 30)).feature_maps] == [(1, 16, 5, 5)] * 3
+    assert model(images()).hidden_states is None
 
 
 MASKED = r"bool_masked_pos must be of shape \(batch, patches\), \(2, 12\) for these images"
@@ -333,17 +311,17 @@ def test_calls_that_do_not_fit_are_refused(call, sentence):
         model(pixel_values, **options)
 
 
-@pytest.mark.parametrize(
-    ("bands", "size", "sentence"),
-    [
-        ([(1, 16, 24)], (24, 24), "fill an image of height 24, got 16 rows of pixels"),
-        ([(1, 16, 24)] * 2, (24, 24), r"height and width \(24, 24\), got one of \(16, 24\) after 16 rows of pixels"),
-        ([(1, 8, 30)], (24, 24), r"height and width \(24, 24\), got one of \(8, 30\) after 0 rows"),
-        ([(1, 12, 24)], (24, 24), r"that the patch_size \(8, 6\) divides, got \(12, 24\)"),
-        ([(1, 8, 24)], (20, 24), r"image_size must be a multiple of the patch_size \(8, 6\), got \(20, 24\)"),
-        ([(1, 8, 24), (2, 8, 24)], (24, 24), "bands must all have the same batch size, got 2 images after bands of 1"),
-    ],
-)
+BAD_BANDS = [
+    ([(1, 16, 24)], (24, 24), "fill an image of height 24, got 16 rows of pixels"),
+    ([(1, 16, 24)] * 2, (24, 24), r"height and width \(24, 24\), got one of \(16, 24\) after 16 rows of pixels"),
+    ([(1, 8, 30)], (24, 24), r"height and width \(24, 24\), got one of \(8, 30\) after 0 rows"),
+    ([(1, 12, 24)], (24, 24), r"that the patch_size \(8, 6\) divides, got \(12, 24\)"),
+    ([(1, 8, 24)], (20, 24), r"image_size must be a multiple of the patch_size \(8, 6\), got \(20, 24\)"),
+    ([(1, 8, 24), (2, 8, 24)], (24, 24), "bands must all have the same batch size, got 2 images after bands of 1"),
+]
+
+
+@pytest.mark.parametrize(("bands", "size", "sentence"), BAD_BANDS)
 def test_bands_that_do_not_fit_are_refused(bands, size, sentence):
     with pytest.raises(ValueError, match=sentence):
         list(small_vir("authors", ViRModel).stream_bands([images(*band) for band in bands], size))

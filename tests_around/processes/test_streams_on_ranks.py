@@ -5,14 +5,14 @@ import shutil
 
 import torch
 from safetensors.torch import load_file
-from streamed_model import build
+from small_models import small_model
 from streams_ranks import SEGMENT, STEPS_PER_EPOCH, STREAMS, train
 from torchrun import run_ranks
 
 
 def test_processes_carry_the_states_of_their_rows(tmp_path):
     """Two processes train as one does; each number of them goes on from a checkpoint of the other."""
-    build().save_pretrained(tmp_path / "model")
+    small_model().save_pretrained(tmp_path / "model")
     torch.save(torch.randint(0, 40, (STREAMS * SEGMENT * STEPS_PER_EPOCH,)), tmp_path / "tokens.pt")
     train(tmp_path, tmp_path / "one", 1)
     shutil.copytree(tmp_path / "one" / "checkpoint-4", tmp_path / "two after one" / "checkpoint-4")
