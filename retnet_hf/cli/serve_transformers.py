@@ -32,7 +32,9 @@ def run() -> None:
         reused, read = states.reused, states.read
         output = states.generate(input_ids, **kwargs)
         prompt = f"read {states.read - read:,} tokens of a prompt, and knew {states.reused - reused:,}"
-        print(f"retnet-hf: {prompt}; {len(states)} states, {states.nbytes / 1e6:,.1f} MB", file=sys.stderr, flush=True)
+        print(
+            f"retnet-hf: {prompt}; {len(states.states)} states, {states.nbytes / 1e6:,.1f} MB", file=sys.stderr, flush=True
+        )
         return output
 
     if memory:

@@ -41,22 +41,29 @@ from transformers.utils.output_capturing import capture_outputs
 from ..arguments.checks import cache_of_call, require_known_arguments, with_arguments_of
 from ..hub.loading import SharedLoading
 from ..hub.saving import SavedWithCard
-from ..modules.layers import ComputedBuffer, HeadDecay, RetNetRMSNorm, init_weights, projection, rotary_frequencies
+from ..modules.layers import (
+    ComputedBuffer,
+    HeadDecay,
+    RetNetRMSNorm,
+    has_hooks,
+    init_weights,
+    projection,
+    rotary_frequencies,
+)
 from ..ops.gradients import mean_cross_entropy
 from ..ops.kernels import kernels_found_right, kernels_of_call, load_kernels
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan
 from ..ops.retention_forms import default_chunk_size, needs_autograd
-from ..state.retention_state import (
-    RetNetState,
-    UpdatedOnce,
-    first_in_use,
-    past_of_call,
-)
+from ..state.retention_state import RetNetState, UpdatedOnce, first_in_use, past_of_call
 from ..state.state_file import first_tokens_of
 from .configuration_retnet import RetNetConfig
 from .generation_retnet import CACHE, RetNetGeneration, replayed
-from .long_sequences import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
+
+
+# Without gradients, a long sequence is read piece by piece, so that intermediate tensors are as large as one piece.
+PIECE_SIZE_ON_CPU = 2**11  # tokens times sequences of a piece. On every device, smaller calls are one piece.
+PIECE_SIZE_ELSEWHERE = 2**15
 
 
 class RetNetDecay(HeadDecay):
@@ -319,6 +326,46 @@ class RetNetPreTrainedModel(SharedLoading, SavedWithCard, PreTrainedModel):
             init_weights(module, self.config)
 
 
+def pieces_of(
+    model: nn.Module, shape: tuple[int, int, int], retention_form: str | None, cu_seq_lens_q: Tensor | None = None, **kwargs
+) -> list[slice]:
+    """Returns the tokens of each piece, for a `RetNetModel` and inputs of shape (B, T, D).
+
+    All pieces but the last have one length, a multiple of the chunk size, so the chunks are the same as without pieces.
+    """
+    (batch, length, _), config, chunk_size = shape, model.config, model.chunk_size
+    size = PIECE_SIZE_ON_CPU if model.device.type == "cpu" else PIECE_SIZE_ELSEWHERE
+    if batch * length <= size or length <= chunk_size:
+        return [slice(0, length)]
+    whole = config.bidirectional or model.context is not None or cu_seq_lens_q is not None
+    whole = whole or (retention_form or config.retention_form) not in ("auto", "chunkwise")
+    recorded = ("output_attentions", "output_hidden_states", "output_router_logits")
+    whole = whole or any(kwargs.get(name) or getattr(config, name, False) for name in recorded)
+    if whole or has_hooks(module for module in model.modules() if module is not model):
+        return [slice(0, length)]
+    chunks = -(-length // chunk_size)
+    pieces = -(-chunks // max(1, size // (batch * chunk_size)))
+    tokens = -(-chunks // pieces) * chunk_size
+    return [slice(start, min(start + tokens, length)) for start in range(0, length, tokens)]
+
+
+def read_pieces(
+    model: nn.Module, pieces: list[slice], hidden_states: Tensor, marks: Any, cache: Cache | None, form: str | None, **kwargs
+) -> Tensor:
+    """Reads embedded tokens (B, T, D) piece by piece and returns the output of the final norm, (B, T, D).
+
+    `marks` are attention_mask and position_ids.
+    """
+    state = RetNetState(model.config) if cache is None else cache
+    past, output = first_in_use(state.layers), torch.empty_like(hidden_states)
+    layout = layout_of(hidden_states.shape[:2], hidden_states.device, *marks, past, **kwargs)
+    for tokens in pieces:
+        part = hidden_states[:, tokens]
+        plans = model.plan(part, None, None, state, form, layout.of_tokens(tokens), **kwargs)
+        output[:, tokens] = model.read(part, plans, state, **kwargs)
+    return output
+
+
 class RetNetModel(PlansRetention, RetNetPreTrainedModel):
     """The stack of RetNet layers, without a head.
 
@@ -421,7 +468,6 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
             use_cache = cache is not None or self.config.use_cache
         past = past_of_call(self, cache, use_cache) if use_cache or cache is not None else None
         begins = use_cache and isinstance(past, RetNetState) and not first_in_use(past.layers).is_initialized
-        options = {"retention_form": retention_form, **kwargs}
 
         if not isinstance(self.layers[0], nn.Identity):  # later pipeline stages receive embedded states
             if self.config.embedding_multiplier != 1.0:
@@ -430,11 +476,12 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         # Compilers and tracers must skip the comparison: it would bound the length of an exported program.
         whole = torch.is_grad_enabled() or needs_autograd()
         whole = whole or math.prod(hidden_states.shape[:2]) <= PIECE_SIZE_ON_CPU
-        pieces = [] if whole else pieces_of(self, hidden_states.shape, **options)
+        pieces = [] if whole else pieces_of(self, hidden_states.shape, retention_form, **kwargs)
         if len(pieces) > 1:
-            hidden_states = read_pieces(self, pieces, hidden_states, attention_mask, position_ids, past, **options)
+            marks = attention_mask, position_ids
+            hidden_states = read_pieces(self, pieces, hidden_states, marks, past, retention_form, **kwargs)
         else:
-            plans = self.plan(hidden_states, attention_mask, position_ids, past, **options)
+            plans = self.plan(hidden_states, attention_mask, position_ids, past, retention_form, **kwargs)
             hidden_states = self.read(hidden_states, plans, past, **kwargs)
         if past is not None and self.context is None and not torch.compiler.is_compiling():
             if input_ids is not None:

@@ -16,9 +16,8 @@ class PrefixStates:
     """Generates from prompts, and keeps states of their beginnings. A state has the same size for every length.
 
     `generate` continues from the longest beginning of the prompt whose state is kept: the last turn of a conversation, the
-    same prompt without its last token, or a multiple of `every` tokens, such as a common system prompt. The results are
-    those of `model.generate`, up to rounding. The states that were not used for the longest time are dropped. In a hybrid,
-    states also hold the keys and values of layers with softmax attention.
+    same prompt, or a multiple of `every` tokens, such as a common system prompt. The results are those of `model.generate`,
+    up to rounding. The states that were not used for the longest time are dropped.
 
     Args:
         model: a causal language model with a `RetNetState`, used from one thread.
@@ -26,20 +25,17 @@ class PrefixStates:
         generate: function to generate with; `model.generate` by default.
 
     Attributes:
+        states: by the int64 ids that were read, as bytes, in the order of their use.
         reused, read: tokens of all prompts so far that were found in a state, and that were read.
         nbytes: the bytes of all states.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        memory: int = 2**30,
-        every: int = 1024,
-        generate: Callable[..., Any] | None = None,
+        self, model: PreTrainedModel, memory: int = 2**30, every: int = 1024, generate: Callable[..., Any] | None = None
     ) -> None:
         self.model, self.memory, self.every = model, memory, every
         self._generate = model.generate if generate is None else generate
-        self._states: OrderedDict[bytes, RetNetState] = OrderedDict()  # by the int64 ids that were read, the oldest first
+        self.states: OrderedDict[bytes, RetNetState] = OrderedDict()
         self.reused = self.read = self.nbytes = 0
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
@@ -56,11 +52,11 @@ class PrefixStates:
             return self._generate(input_ids, attention_mask=attention_mask, **kwargs)
         prompt, last = input_ids[0].cpu(), input_ids.shape[1] - 1  # generate() reads at least one token
         text = prompt.numpy().tobytes()
-        known = max((key for key in self._states if len(key) <= 8 * last and text.startswith(key)), key=len, default=b"")
+        known = max((key for key in self.states if len(key) <= 8 * last and text.startswith(key)), key=len, default=b"")
         state, done = RetNetState(self.model.config), len(known) // 8
         if known:
-            self._states.move_to_end(known)
-            state = self._states[known].clone()
+            self.states.move_to_end(known)
+            state = self.states[known].clone()
         self.reused, self.read = self.reused + done, self.read + len(prompt) - done
         with torch.no_grad():
             for end in [*range(done // self.every * self.every + self.every, last, self.every), last]:
@@ -76,14 +72,8 @@ class PrefixStates:
 
     def _keep(self, ids: Tensor, state: RetNetState) -> None:
         key = ids.long().contiguous().numpy().tobytes()
-        if key not in self._states and 0 < state.nbytes <= self.memory:
-            self._states[key] = state
+        if key not in self.states and 0 < state.nbytes <= self.memory:
+            self.states[key] = state
             self.nbytes += state.nbytes
         while self.nbytes > self.memory:
-            self.nbytes -= self._states.popitem(last=False)[1].nbytes
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-
-__all__ = ["PrefixStates"]
+            self.nbytes -= self.states.popitem(last=False)[1].nbytes

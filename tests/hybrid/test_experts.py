@@ -10,7 +10,7 @@ from small_models import close, random_ids, small_config, small_model
 
 from retnet_hf import RetNetHybridForCausalLM
 from retnet_hf.hybrid.experts import Router
-from retnet_hf.retnet import long_sequences, modeling_retnet
+from retnet_hf.retnet import modeling_retnet
 
 
 FAMILIES = ("minimax", "ring")
@@ -136,8 +136,7 @@ def test_router_logits_of_a_long_text_are_those_of_all_its_tokens(monkeypatch):
     model, ids = small_model("minimax", chunk_size=8), random_ids(2, 40)
     with torch.no_grad():
         expected = model(ids, output_router_logits=True)
-        for module in (long_sequences, modeling_retnet):
-            monkeypatch.setattr(module, "PIECE_SIZE_ON_CPU", 32)
+        monkeypatch.setattr(modeling_retnet, "PIECE_SIZE_ON_CPU", 32)
         output = model(ids, labels=ids, attention_mask=torch.ones_like(ids), output_router_logits=True)
     for logits, whole in zip(output.router_logits, expected.router_logits, strict=True):
         close(logits, whole)

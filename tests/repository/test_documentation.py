@@ -38,10 +38,8 @@ def test_troubleshooting_quotes_what_transformers_says_without_this_package(tmp_
 def test_all_python_is_run_but_what_needs_more_than_this_process():
     left_out = [block.source for page in PAGES for block in blocks(page.read_text(encoding="utf-8"), "py")]
     # Hub, server, vLLM, processes, other runtimes: test_guide_blocks.py runs them on stand-ins, or says why not
-    elsewhere = (
-        r'"[\w-]+/[\w.-]+"|base_url=|^from vllm |init_process_group'
-        r"|^import onnxruntime_genai |^from mlx_lm |^import openvino$|^from executorch"
-    )
+    elsewhere = r'"[\w-]+/[\w.-]+"|base_url=|^from vllm |init_process_group'
+    elsewhere += r"|^import onnxruntime_genai |^from mlx_lm |^import openvino$|^from executorch"
     assert all(re.search(elsewhere, source, flags=re.M) for source in left_out)
     for source in left_out:
         compile(source, "docs", "exec")
@@ -58,11 +56,8 @@ def test_the_page_of_the_command_line_shows_every_command():
 
 
 def test_every_public_name_is_in_the_reference_once():
-    shown = [
-        name.rsplit(".", 1)[-1]
-        for page in (DOCS / "api").glob("*.md")
-        for name in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), flags=re.M)
-    ]
+    api = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    shown = re.findall(r"^::: (?:\S+\.)?(\w+)$", api, flags=re.M)
     assert len(shown) == len(set(shown))
     assert set(retnet_hf.__all__) - {"__version__"} <= set(shown)
     sources = [file.read_text(encoding="utf-8") for file in (ROOT / "retnet_hf" / "conversion").glob("*.py")]
@@ -80,22 +75,15 @@ def table_rows(page: Path, heading: str) -> list[list[str]]:
     return rows[2:]
 
 
-def in_code(cell: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", cell)
-
-
+names_in = re.compile("`([^`]+)`").findall
 FLA = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9, "intermediate_size": 64}
 TORCHSCALE = FLA | {"rotary_endpoint": True, "head_norm_affine": False, "use_embedding_norm": True}
 
 
 @pytest.mark.parametrize("form", ["fla", "torchscale", "syncdoth"])
 def test_names_side_by_side_are_those_of_the_converters(form):
-    write, fields = {
-        "fla": (to_fla, FLA),
-        "torchscale": (to_torchscale, TORCHSCALE),
-        "syncdoth": (to_syncdoth, TORCHSCALE),
-    }[form]
-    model = RetNetForCausalLM(RetNetConfig(**fields))
+    write = {"fla": to_fla, "torchscale": to_torchscale, "syncdoth": to_syncdoth}[form]
+    model = RetNetForCausalLM(RetNetConfig(**(FLA if form == "fla" else TORCHSCALE)))
     state_dict, config = write(model)
     page, like = DOCS / "coming-from.md", "torchscale" if form == "syncdoth" else form
     arguments = table_rows(page, f"Arguments of {form}")
@@ -103,52 +91,39 @@ def test_names_side_by_side_are_those_of_the_converters(form):
         arguments += [row for row in table_rows(page, f"Arguments of {like}") if "share_decoder" not in row[0]]
     assert len(arguments) >= 9
     for theirs, ours, *_ in arguments:
-        assert set(in_code(theirs)) <= config.keys(), theirs
-        assert all(hasattr(model.config, name) for name in in_code(ours)), ours
+        assert set(names_in(theirs)) <= config.keys(), theirs
+        assert all(hasattr(model.config, name) for name in names_in(ours)), ours
 
     weights = table_rows(page, f"Weights of {like}")
-    named = {name.replace("N", "0") for theirs, *_ in weights for name in in_code(theirs)}
+    named = {name.replace("N", "0") for theirs, *_ in weights for name in names_in(theirs)}
     if form == "syncdoth":  # as the next sentence says
         named = {"lm_head.weight" if name == "output_projection.weight" else f"model.{name}" for name in named}
     assert named == set(state_dict)
-    assert {name.replace("N", "0") for _, ours, *_ in weights for name in in_code(ours)} == set(model.state_dict())
+    assert {name.replace("N", "0") for _, ours, *_ in weights for name in names_in(ours)} == set(model.state_dict())
 
 
-@pytest.mark.parametrize(
-    "page", [*PAGES, *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG"))], ids=lambda page: page.stem
-)
-def test_links_lead_somewhere_on_github(page):
-    assert dead_links(page) == []
+OTHER_PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")]
 
 
-def test_a_link_to_no_file_to_no_heading_and_to_a_name_of_the_site_is_dead(tmp_path):
-    page = tmp_path / "page.md"
+def test_links_lead_somewhere_on_github(tmp_path):
+    assert {page: dead for page in (*PAGES, *OTHER_PAGES) if (dead := dead_links(page))} == {}
+    page = tmp_path / "page.md"  # links to no file, to no heading and to a name of the site are dead
     page.write_text("# A b\n\n[a](#a-b) [b](#b) [c](page.md) [d](none.md) [`e`][package.name] `[f](g)` [h](https://h)\n")
     assert sorted(dead_links(page)) == ["#b", "][package.name]", "none.md"]
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)
-def test_no_page_installs_a_distribution_that_no_index_has(page):
-    released = "] - 20" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")  # the heading of a version has its date
-    assert released or re.findall(r"pip install \S*retnet.hf.*", page.read_text(encoding="utf-8")) == []
-
-
-def test_the_changelog_names_the_version():
+def test_the_changelog_names_the_version_and_no_page_installs_a_distribution_that_no_index_has():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert "## [Unreleased]" in changelog or "] - 20" in changelog
+    released = "] - 20" in changelog  # the heading of a version has its date
+    assert "## [Unreleased]" in changelog or released
     assert retnet_hf.__version__ in changelog
+    for page in (*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"):
+        assert released or re.findall(r"pip install \S*retnet.hf.*", page.read_text(encoding="utf-8")) == [], page
 
 
 CORE = ["ops", "state", "hub", "arguments", "modules", "gpu", "retnet", "streams", "hybrid", "vision", "training"]
-FOLDERS = [
-    *CORE,
-    "cpu",
-    "conversion",
-    "linearization",
-    "export",
-    "vllm",
-    "cli",
-]  # each imports only itself and those before it
+# Each imports only itself and those before it.
+FOLDERS = [*CORE, "cpu", "conversion", "linearization", "export", "vllm", "cli"]
 
 
 def imported_modules(file: Path, in_functions: bool) -> set[Path]:
@@ -182,6 +157,4 @@ def test_the_files_that_contributors_are_sent_to_exist():
     named = set(re.findall(r"`(\w+\.py)", text))
     named -= {"test_modeling_common.py"}  # of transformers
     assert "modeling_retnet.py" in named
-    assert not {
-        name for name in named if not any(list((ROOT / part).rglob(name)) for part in ("retnet_hf", "tests", "tests_around"))
-    }
+    assert named <= {file.name for part in ("retnet_hf", "tests", "tests_around") for file in (ROOT / part).rglob("*.py")}

@@ -3,12 +3,8 @@
 
 import re
 
-import pytest
 from documentation import session
 from places import ROOT
-
-
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capfd):
@@ -18,13 +14,9 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capfd):
     assert "\nIn the beginning God created the heaven and the earth.\n" in capfd.readouterr().out
 
 
-def test_the_readme_is_short():
-    assert README.count("\n") <= 100
-
-
-def test_ci_calls_the_test_command_of_the_readme():
-    if not (ROOT / ".ci" / "run").is_file():
-        pytest.skip("a source distribution has no .ci/run")
-    commands = re.findall(r"^python3 -m venv .*-m pytest$", README, flags=re.MULTILINE)
-    assert len(commands) == 1
-    assert "python3 -m venv .*-m pytest$" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+def test_the_readme_is_short_and_ci_calls_its_test_command():
+    readme, run = (ROOT / "README.md").read_text(encoding="utf-8"), ROOT / ".ci" / "run"
+    assert readme.count("\n") <= 100
+    assert len(re.findall(r"^python3 -m venv .*-m pytest$", readme, flags=re.MULTILINE)) == 1
+    # a source distribution has no .ci/run
+    assert not run.is_file() or "python3 -m venv .*-m pytest$" in run.read_text(encoding="utf-8")

@@ -11,14 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from retnet_hf import RetNetModel, RetNetState
-from retnet_hf.retnet import long_sequences, modeling_retnet
+from retnet_hf.retnet import modeling_retnet
 
 
 CHUNK = 8
 
 
 def set_piece_size(patch: pytest.MonkeyPatch, size: int) -> None:
-    patch.setattr(long_sequences, "PIECE_SIZE_ON_CPU", size)
     patch.setattr(modeling_retnet, "PIECE_SIZE_ON_CPU", size)
 
 

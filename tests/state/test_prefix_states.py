@@ -45,16 +45,16 @@ def test_the_states_used_last_fit_into_the_memory():
     states = PrefixStates(model, memory=5 * size, every=16)
     texts = [random_ids(1, 40, seed=seed) for seed in range(3)]
     states.generate(texts[0], max_new_tokens=2)
-    assert (len(states), states.nbytes) == (4, 4 * size)  # of 16, 32, 39 tokens, and with the answer
+    assert (len(states.states), states.nbytes) == (4, 4 * size)  # of 16, 32, 39 tokens, and with the answer
     states.generate(texts[0], max_new_tokens=2, do_sample=False)
     states.generate(texts[1], max_new_tokens=2, do_sample=False)
-    assert (len(states), states.nbytes) == (5, 5 * size)
+    assert (len(states.states), states.nbytes) == (5, 5 * size)
     before = states.reused
     states.generate(texts[0], max_new_tokens=2)
     assert states.reused - before == 39
     none = PrefixStates(model, memory=size - 1)
     assert none.generate(texts[2], max_new_tokens=3, do_sample=False).equal(greedy(model, texts[2], 3))
-    assert len(none) == none.nbytes == 0
+    assert len(none.states) == none.nbytes == 0
 
 
 def test_what_states_cannot_serve_is_generated_as_ever():
@@ -67,7 +67,7 @@ def test_what_states_cannot_serve_is_generated_as_ever():
         assert states.generate(texts[:1], max_new_tokens=4, do_sample=False, **options).equal(expected)
     state = RetNetState(model.config)
     assert states.generate(texts[:1], max_new_tokens=4, do_sample=False, cache=state).equal(greedy(model, texts[:1], 4))
-    assert (len(states), states.reused, states.read) == (0, 0, 0)
+    assert (len(states.states), states.reused, states.read) == (0, 0, 0)
     beams = {"max_new_tokens": 4, "do_sample": False, "num_beams": 3}
     assert states.generate(texts[:1], **beams).equal(model.generate(texts[:1], **beams))
     one = random_ids(1, 1)

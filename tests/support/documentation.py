@@ -1,7 +1,6 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The Python of a Markdown page, as a reader would run it: README and the guides can not lie."""
 
-import ast
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -28,17 +27,6 @@ class Session(NamedTuple):
             exec(compile("\n" * block.line + block.source, str(self.page), "exec"), namespace)
         return namespace
 
-    def imports(self) -> set[str]:
-        """Names of the packages that the blocks import."""
-        names = set()
-        for block in self.blocks:
-            for node in ast.walk(ast.parse(block.source)):
-                if isinstance(node, ast.Import):
-                    names |= {alias.name for alias in node.names}
-                elif isinstance(node, ast.ImportFrom):
-                    names.add(node.module)
-        return {name.split(".")[0] for name in names}
-
 
 def blocks(markdown: str, language: str = "python") -> list[Block]:
     """Every block of exactly this language."""
@@ -49,9 +37,8 @@ def blocks(markdown: str, language: str = "python") -> list[Block]:
 def anchors(markdown: str) -> set[str]:
     """What GitHub names the headings of a page."""
     found: dict[str, int] = {}
-    for heading in re.findall(
-        r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", markdown, flags=re.DOTALL | re.MULTILINE), flags=re.MULTILINE
-    ):
+    prose = re.sub(r"^```.*?^```$", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    for heading in re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE):
         name = re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-")
         found[name] = found.get(name, -1) + 1
     return {name if number == 0 else f"{name}-{number}" for name, most in found.items() for number in range(most + 1)}

@@ -9,7 +9,6 @@ import time
 
 import pytest
 from small_models import small_model, word_tokenizer
-from transformers import TrainingArguments
 
 from retnet_hf.cli.errors import how_to_install
 from retnet_hf.cli.interrupts import leaving_order
@@ -117,10 +116,3 @@ def test_a_run_that_was_started_to_ignore_ctrl_c_ignores_it():
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
-
-
-def test_transformers_still_reads_the_number_of_gpus_where_a_run_limits_it(tmp_path):
-    arguments = TrainingArguments(str(tmp_path), report_to="none")
-    arguments._n_gpu = 3
-    changed = "TrainingArguments.n_gpu is not _n_gpu any more: a process with several GPUs would multiply the batch of a run"
-    assert arguments.n_gpu == 3, changed

@@ -1,13 +1,9 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Models for mlx-lm, run by MLX on a CPU: logits, tokens, 4 bits, prompt caches, batches, a server, and what is refused."""
 
-import contextlib
 import json
 import os
-import socket
-import subprocess
 import sys
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import FAMILIES, greedy, random_ids, small_model, word_tokenizer
+from torchrun import free_port, started, wait_for_server
 
 from retnet_hf.export import ExportError, export_mlx
 
@@ -38,30 +35,24 @@ def loaded(model, folder):
     return load_model(folder, trust_remote_code=True)[0]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_logits_are_those_of_pytorch_in_pieces_and_steps(dialect, tmp_path):
+MODELS = {name: (name, {}) for name in DIALECTS}
+MODELS |= {
+    "a norm without weights": ("fla", {"head_norm_affine": False}),
+    "no norm of heads": ("fla", {"use_head_norm": False, "use_embedding_norm": True}),
+    "no gates": ("fla", {"use_output_gate": False, "use_gated_mlp": False, "hidden_act": "relu2"}),
+    "features": ("fla", {"use_rotary": False, "feature_map": "silu"}),
+    "tied, post-norm": ("fla", {"tie_word_embeddings": True, "norm_position": "post", "residual_multiplier": 1.3}),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_logits_are_those_of_pytorch_in_pieces_and_steps(kind, tmp_path):
     """Over more tokens than a chunk."""
-    model, ids = small_model(dialect), random_ids(2, 200)
-    own, found = loaded(model, tmp_path / "model"), []
-    cache = own.make_cache()
-    for part in ids.split((7, 1, 1, 150, 1, 40), dim=1):
-        found.append(np.array(own(mlx.array(part.numpy()), cache=cache)))
-    torch.testing.assert_close(torch.from_numpy(np.concatenate(found, axis=1)), model(ids).logits, rtol=1e-4, atol=2e-4)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"head_norm_affine": False},
-        {"use_head_norm": False, "use_embedding_norm": True},
-        {"use_output_gate": False, "use_gated_mlp": False, "hidden_act": "relu2"},
-        {"use_rotary": False, "feature_map": "silu"},
-        {"tie_word_embeddings": True, "norm_position": "post", "residual_multiplier": 1.3},
-    ],
-)
-def test_options_compute_what_they_do_in_pytorch(fields, tmp_path):
-    model, ids = small_model("fla", **fields), random_ids(1, 20)
-    found = np.array(loaded(model, tmp_path / "model")(mlx.array(ids.numpy())))
+    dialect, fields = MODELS[kind]
+    model, ids = small_model(dialect, **fields), random_ids(2, 200)
+    own = loaded(model, tmp_path / "model")
+    cache, parts = own.make_cache(), ids.split((7, 1, 1, 150, 1, 40), dim=1)
+    found = np.concatenate([np.array(own(mlx.array(part.numpy()), cache=cache)) for part in parts], axis=1)
     torch.testing.assert_close(torch.from_numpy(found), model(ids).logits, rtol=1e-4, atol=2e-4)
 
 
@@ -165,56 +156,33 @@ def test_batch_generate_writes_what_generate_writes(tmp_path):
 
 def test_the_server_of_mlx_lm_answers_two_at_once(tmp_path):
     """As it is started by its own command; each answer is what PyTorch writes alone."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    model = small_model("fla", eos_token_id=None)
-    export_mlx(model, tmp_path / "model", tokenizer := word_tokenizer())
+    model, port, tokenizer = small_model("fla", eos_token_id=None), free_port(), word_tokenizer()
+    export_mlx(model, tmp_path / "model", tokenizer)
     arguments = ["--model", str(tmp_path / "model"), "--port", str(port), "--trust-remote-code", "--temp", "0"]
-    command = [sys.executable, "-m", "mlx_lm", "server", *arguments]
     prompts = [tokenizer.decode(prompt) for prompt in prompts_of(9, 60)]
 
     def asked(prompt):
         body = json.dumps({"prompt": prompt, "max_tokens": 12}).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body, headers)
         return json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["text"]
 
-    with open(tmp_path / "log", "w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    try:
-        wait_until_it_listens(server, port, tmp_path / "log")
+    with started([sys.executable, "-m", "mlx_lm", "server", *arguments], env=os.environ | {"HF_HUB_OFFLINE": "1"}) as server:
+        wait_for_server(server, f"http://127.0.0.1:{port}/health")
         with ThreadPoolExecutor() as pool:
             answers = list(pool.map(asked, prompts))
-        again = asked(prompts[1])  # by the prompt cache of the first time
-    finally:
-        server.terminate()
-        server.wait(20)
-    for prompt, answer in zip([*prompts, prompts[1]], [*answers, again], strict=True):
+        answers.append(asked(prompts[1]))  # by the prompt cache of the first time
+    for prompt, answer in zip([*prompts, prompts[1]], answers, strict=True):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         expected = tokenizer.decode(greedy(model, ids, 12, eos_token_id=None)[0, ids.shape[1] :])
         assert answer.split() == expected.split()
 
 
-def wait_until_it_listens(server, port, log):
-    until = time.monotonic() + 60
-    while True:
-        assert server.poll() is None, log.read_text()
-        assert time.monotonic() < until, log.read_text()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.1)
-
-
-@pytest.mark.parametrize(
-    ("dialect", "fields", "words"),
-    [
-        *((name, {}, "supports only a plain RetNet, not a RetNetHybrid") for name in ("hybrid", "sinks", *FAMILIES)),
-        ("fla", {"hidden_act": "mish"}, "has no activation 'mish'"),
-    ],
-)
-def test_what_the_model_file_does_not_compute_is_refused(dialect, fields, words, tmp_path):
+@pytest.mark.parametrize("dialect", ["hybrid", "sinks", "fla", *FAMILIES])
+def test_what_the_model_file_does_not_compute_is_refused(dialect, tmp_path):
+    fields, words = {}, "supports only a plain RetNet, not a RetNetHybrid"
+    if dialect == "fla":
+        fields, words = {"hidden_act": "mish"}, "has no activation 'mish'"
     with pytest.raises(ExportError, match=f"the model file for mlx-lm {words}"):
         export_mlx(small_model(dialect, **fields), tmp_path / "out")
     assert not list(tmp_path.iterdir())

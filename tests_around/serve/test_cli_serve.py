@@ -1,7 +1,6 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """`retnet-hf serve`: the server of transformers with a RetNet, and what vLLM's server is told."""
 
-import contextlib
 import json
 import os
 import shlex
@@ -10,16 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
 from command_answers import refused
 from small_models import VOCAB_SIZE, greedy, small_config, small_model, word_tokenizer
-from torchrun import free_port
+from torchrun import free_port, wait_for_server
 
 from retnet_hf import RetNetForMaskedLM, RetNetState
 from retnet_hf.cli.commands import serve
@@ -60,22 +59,16 @@ def expected(prompt: str, tokens: int) -> str:
 @contextmanager
 def serving(folder, port: int, *options: str):
     """A server that answers, as a process, and the two lines with which it began."""
-    command = [sys.executable, "-m", "retnet_hf.cli", "serve", folder.name, "--engine", "transformers"]
+    command = [sys.executable, "-m", "retnet_hf.cli", "serve", folder.name, "--engine", "transformers", "--port", str(port)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(
-        [*command, "--port", str(port), *options], cwd=folder.parent, env=environment, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        lines = [process.stderr.readline(), process.stderr.readline()]
-        while process.poll() is None:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                break
-            time.sleep(0.1)
-        assert process.poll() is None, process.stderr.read()
-        yield process, lines
-    finally:
-        process.kill()
-        process.communicate()
+    pipes = {"cwd": folder.parent, "env": environment, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, *options], **pipes) as process:
+        try:
+            lines = [process.stderr.readline(), process.stderr.readline()]
+            wait_for_server(process, f"http://127.0.0.1:{port}/health")
+            yield process, lines
+        finally:
+            process.kill()
 
 
 def post(port: int, path: str, **body):
@@ -126,40 +119,32 @@ def test_vllm_is_told_how_much_memory_states_take_on_a_cpu(dialect, monkeypatch)
     assert vllm_arguments(config, 64, None) == ["--max-num-seqs", "64"]
 
 
-@pytest.mark.parametrize(
-    ("saved", "accelerator", "asked", "dtype"),
-    [
-        ("bfloat16", True, "auto", "bfloat16"),
-        ("bfloat16", False, "auto", "float32"),
-        ("bfloat16", False, "bfloat16", "bfloat16"),
-        ("float64", True, "auto", "float32"),
-        (None, True, "auto", "float32"),
-    ],
-)
-def test_weights_are_served_in_a_dtype_that_is_fast(saved, accelerator, asked, dtype, monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerator)
-    config = model().config
+@pytest.mark.parametrize("saved", ["bfloat16", "float64", None])
+def test_weights_are_served_in_a_dtype_that_is_fast(saved, monkeypatch):
+    config, found = model().config, []
     config.dtype = saved and getattr(torch, saved)
-    assert dtype_of(config, asked) == dtype
+    for accelerator in (True, False):
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda accelerator=accelerator: accelerator)
+        found.append(dtype_of(config, "auto"))
+    assert found == ["bfloat16" if saved == "bfloat16" else "float32", "float32"]
+    assert dtype_of(config, "bfloat16") == "bfloat16"
 
 
 @pytest.mark.parametrize(("host", "reached"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]")])
 def test_vllm_is_run_with_the_arguments_of_the_command(folder, retnet_hf, monkeypatch, host, reached):
     commands, port = [], free_port()
-    monkeypatch.setattr(serve, "require_free", lambda *address: None)
-    monkeypatch.setattr(serve, "ENGINES", {"vllm": ()})
-    monkeypatch.setattr(serve, "become", commands.append)
+    fixed = {"require_free": lambda *address: None, "ENGINES": {"vllm": ()}, "become": commands.append}
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     arguments = ["--port", port, "--host", host, "--requests", "4", "--length", "100", "--", "--seed", "1"]
-    assert f"served at http://{reached}:{port} once" in retnet_hf("serve", folder, *arguments).err
+    with mock.patch.multiple(serve, **fixed):
+        assert f"served at http://{reached}:{port} once" in retnet_hf("serve", folder, *arguments).err
     options = f"--host {host} --port {port} --dtype float32 --max-num-seqs 4 --max-model-len 100 --seed 1".split()
     module = ["-m", "vllm.entrypoints.openai.api_server"]
     assert commands == [[sys.executable, *module, "--model", str(folder), *options]]
 
 
 def test_weights_that_cannot_be_read_are_said_in_one_line(folder, tmp_path):
-    broken = tmp_path / "broken"
-    shutil.copytree(folder, broken)
+    broken = shutil.copytree(folder, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"not weights")
     command = [sys.executable, "-m", "retnet_hf.cli", "serve", str(broken), "--engine", "transformers"]
     done = subprocess.run([*command, "--port", str(free_port())], capture_output=True, text=True, timeout=120)
@@ -176,23 +161,21 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded():
             serve.require_free(*taken.getsockname())
 
 
-@pytest.mark.parametrize(("engine", "extra"), [("vllm", "vllm"), ("transformers", "serve")])
-def test_a_missing_engine_is_named_with_the_command_that_installs_it(folder, engine, extra, retnet_hf, monkeypatch):
-    monkeypatch.setattr(serve, "find_spec", lambda name: None)
-    answer = retnet_hf("serve", folder, "--engine", engine)
-    assert answer.code == 2
-    assert answer.err == f"retnet-hf: the server of {engine} is not installed: {how_to_install(extra)}\n"
+REFUSED = {  # folders and options, and what is said before a model is loaded
+    "my-model --requests 4": "--requests needs --engine vllm",
+    "my-model --length 100": "--length needs --engine vllm",
+    "my-model --keep-states kept": "No such option: --keep-states",
+    "encoder": "holds no causal RetNet",
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "refusal"),
-    [
-        ("my-model", ["--requests", "4"], "--requests needs --engine vllm"),
-        ("my-model", ["--length", "100"], "--length needs --engine vllm"),
-        ("my-model", ["--keep-states", "kept"], "No such option: --keep-states"),
-        ("encoder", [], "holds no causal RetNet"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(folder, name, options, refusal, retnet_hf):
+def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(folder, retnet_hf, monkeypatch):
     small_model(model_class=RetNetForMaskedLM, bidirectional=True).save_pretrained(folder.parent / "encoder")
-    refused(retnet_hf("serve", folder.parent / name, "--engine", "transformers", "--port", free_port(), *options), refusal)
+    for arguments, said in REFUSED.items():
+        name, *options = arguments.split()
+        answer = retnet_hf("serve", folder.parent / name, "--engine", "transformers", "--port", free_port(), *options)
+        refused(answer, said)
+    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    for engine, extra in (("vllm", "vllm"), ("transformers", "serve")):
+        answer = retnet_hf("serve", folder, "--engine", engine)
+        refused(answer, f"the server of {engine} is not installed: {how_to_install(extra)}")

@@ -5,14 +5,11 @@ import json
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 
 import pytest
 import torch
 from small_models import VOCAB_SIZE, greedy, small_model, word_tokenizer
-from torchrun import free_port
+from torchrun import free_port, wait_for_server
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 
@@ -52,23 +49,13 @@ def environment(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder, environment):
     """The address of a server in another process."""
-    address = f"http://127.0.0.1:{free_port()}"
-    host, port = address.removeprefix("http://").split(":")
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--trust-remote-code"]
-    command += ["--device", "cpu", "--host", host, "--port", port]
-    log = folder.parent / "server.log"
-    with log.open("w") as output:
-        offline = environment | {"HF_HUB_OFFLINE": "1"}
-        process = subprocess.Popen(command, env=offline, stdout=output, stderr=subprocess.STDOUT)
+    command += ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port := free_port())]
+    with (folder.parent / "server.log").open("w") as log:
+        process = subprocess.Popen(command, env=environment | {"HF_HUB_OFFLINE": "1"}, stdout=log, stderr=log)
     try:
-        while process.poll() is None:
-            try:
-                with urllib.request.urlopen(f"{address}/health", timeout=5):
-                    break
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
-                time.sleep(0.2)
-        assert process.poll() is None, log.read_text()[-3000:]
-        yield address
+        wait_for_server(process, f"http://127.0.0.1:{port}/health")
+        yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
         process.wait(timeout=60)
@@ -85,9 +72,8 @@ def test_chat_talks_to_the_server(server, folder, environment):
     command = [sys.executable, "-m", "transformers.cli.transformers", "chat", str(folder), f"{server}/v1"]
     command += [f"max_new_tokens={ANSWER}", "do_sample=False"]
     conversation = "w5 w6 w7\nN\n!exit\n"  # N: not to be continued beyond the limit
-    done = subprocess.run(
-        command, input=conversation, env=environment | {"COLUMNS": "200"}, capture_output=True, text=True, timeout=240
-    )
+    options = {"env": environment | {"COLUMNS": "200"}, "capture_output": True, "text": True, "timeout": 240}
+    done = subprocess.run(command, input=conversation, **options)
     assert done.returncode == 0, done.stderr[-3000:]
     assert expected("w5 w6 w7 w3") in done.stdout
 

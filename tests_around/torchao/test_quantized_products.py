@@ -37,27 +37,21 @@ def test_int8_weights_of_torchao(bias):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("group", [32, 64])
 def test_int4_weights_of_torchao(group, bias):
-    check(quantised(INT4[group], bias=bias), 3 * BFLOAT16)
-
-
-def test_int4_weights_whose_zero_is_not_in_the_middle():
-    layers = quantised(INT4[32])
-    for layer in layers:
-        offset = torch.randint(-3, 4, layer.weight.zero_point.shape, dtype=torch.int8)
-        layer.weight.zero_point.copy_(offset)
+    check(layers := quantised(INT4[group], bias=bias), 3 * BFLOAT16)
+    for layer in layers:  # whose zero is not in the middle
+        layer.weight.zero_point.copy_(torch.randint(-3, 4, layer.weight.zero_point.shape, dtype=torch.int8))
     check(layers, 3 * BFLOAT16)
 
 
-@pytest.mark.parametrize(
-    "layers",
-    [
-        lambda: quantised(Int8DynamicActivationInt8WeightConfig()),
-        lambda: quantised(Int8WeightOnlyConfig(), dtype=torch.float32),
-        lambda: quantised(INT4[16]),
-        lambda: quantised(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerAxis(0)), inputs=96),
-        lambda: quantised(IntxWeightOnlyConfig(weight_dtype=torch.int2, granularity=PerGroup(32))),
-    ],
-    ids=["activations", "float32", "groups of 16", "rows", "2 bits"],
-)
-def test_what_is_not_understood_has_no_product(layers):
-    assert {product_of(layer) for layer in layers()} == {None}
+OTHERS = {
+    "activations": lambda: quantised(Int8DynamicActivationInt8WeightConfig()),
+    "float32": lambda: quantised(Int8WeightOnlyConfig(), dtype=torch.float32),
+    "groups of 16": lambda: quantised(INT4[16]),
+    "rows": lambda: quantised(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerAxis(0)), inputs=96),
+    "2 bits": lambda: quantised(IntxWeightOnlyConfig(weight_dtype=torch.int2, granularity=PerGroup(32))),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_not_understood_has_no_product(kind):
+    assert {product_of(layer) for layer in OTHERS[kind]()} == {None}
