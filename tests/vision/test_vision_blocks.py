@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retnet_hf import MetaFormerBackbone, RMTBackbone
-from retnet_hf.modules.layers import HeadDecay, angles, attention_map, eager_attention_forward, integer_frequencies
+from retnet_hf.modules.layers import HeadDecay, attention_map, eager_attention_forward
 from retnet_hf.vision.vision_blocks import FeedForward, ResidualBranch, drop_path_rates
 
 
@@ -69,17 +69,6 @@ def test_no_cast_touches_decays():
         assert torch.equal(cast(torch.bfloat16, CPU), torch.tensor(expected))
         assert cast(torch.float64, CPU).tolist() == pytest.approx(expected, rel=1e-15)
     assert not decay.state_dict()
-
-
-def test_angles_are_exact_at_any_position():
-    """A float32 product of position and frequency would be off by 1e-2 after a million tokens."""
-    frequency = integer_frequencies([1.0, 0.1, 0.0])
-    position = torch.tensor([[0], [7], [1_000_003]])
-    angle = angles(position, frequency, torch.bfloat16)
-    assert (angle.shape, angle.dtype) == ((3, 1, 3), torch.float32)
-    exact = position[..., None].double() * torch.tensor([1.0, 0.1, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(angle.cos().double(), exact.cos(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(angle.sin().double(), exact.sin(), rtol=0, atol=1e-6)
 
 
 def test_feed_forward_is_its_definition():
