@@ -87,7 +87,6 @@ def test_the_token_classifier_can_be_left_out():
 
 
 def test_dense_there_and_back_and_out_of_a_detector():
-    """The backbone of a whole detector, whose other weights are left; stages that are not asked for lose their norm."""
     model = small_rmt(retnet_hf.RMTBackbone, out_indices=[1, 2, 3, 4])
     weights, arguments = to_rmt(model)
     detector = {f"backbone.{name}": tensor for name, tensor in weights.items()} | {"rpn_head.weight": torch.ones(2)}
@@ -135,7 +134,6 @@ def same_outputs(out, data: Golden) -> None:
 
 
 def same_gradients(model: retnet_hf.ViRForImageClassification, data: Golden, write) -> None:
-    """The model's gradients, written under the peer's names, are the peer's."""
     of_gradients = copy.deepcopy(model)
     for holder, parameter in zip(of_gradients.parameters(), model.parameters()):
         holder.data = parameter.grad
@@ -151,7 +149,6 @@ def same_gradients(model: retnet_hf.ViRForImageClassification, data: Golden, wri
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", at_hand(PULFER))
 def test_pulfer(case, form):
-    """Logits, loss, gradients, tokens and hidden states, from each of our forms."""
     model, data = read(case)
     pixel_values, labels = data.tensors["pixel_values"], data.tensors["labels"]
     out = model(pixel_values, labels=labels, retention_form=form, output_hidden_states=True)
@@ -210,7 +207,6 @@ ROUND_TRIPS = {  # the model, how it is written and read, and an image
 
 @pytest.mark.parametrize("name", ROUND_TRIPS)
 def test_there_and_back(name, tmp_path):
-    """From the arguments that are written alone; and told by its names, as a file."""
     make, options, write, read_back = ROUND_TRIPS[name]
     model = make(**options)
     weights, arguments = write(model)
@@ -289,7 +285,6 @@ def test_the_authors_constructor_arguments():
 
 @pytest.mark.parametrize("outputs", [[0, 1, 2, 3], [1, 2, 3]])
 def test_a_dense_release_is_a_backbone(outputs):
-    """A norm on what each stage puts out, or not on the first; of a whole detector, only what is its backbone."""
     theirs = poolformer()
     norms = {index: shake_vision(nn.GroupNorm(1, theirs.config.hidden_sizes[index]), seed=index) for index in outputs}
     state_dict = in_the_authors_layout(theirs)

@@ -36,7 +36,6 @@ def same_tensors(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tens
 def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_no_warning(
     case, layout, tmp_path, caplog, monkeypatch
 ):
-    """Its configuration is read and saved as ours."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     data = golden(case)
     folder = write_folder(tmp_path, data.state_dict, data.config, layout)
@@ -54,7 +53,6 @@ def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_no_warni
 
 @pytest.mark.parametrize("dialect", FOREIGN)
 def test_what_was_read_is_saved_under_our_names_bit_for_bit(dialect, tmp_path):
-    """The base model reads the published folder, too."""
     model, state_dict, config = foreign(dialect)
     folder = write_folder(tmp_path, state_dict, config)
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "saved")
@@ -155,8 +153,6 @@ def test_transformers_still_reads_names_alone_where_we_ask_for_them(tmp_path):
 
 
 class Mesh(SimpleNamespace):
-    """What of a device mesh is read."""
-
     def __getitem__(self, name):
         return self.inner[name]
 

@@ -19,7 +19,6 @@ import retnet_hf
 
 @pytest.fixture
 def folder(model, tmp_path):
-    """A saved model: the fixtures `model` and `folder` belong together."""
     model.save_pretrained(tmp_path)
     return tmp_path
 
@@ -91,7 +90,6 @@ def decays_of(config):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_buffers_survive_loading(model, folder, dtype):
-    """The decays and frequencies of a fresh model, whatever the type of the weights, the way of loading, and the casts."""
     for kwargs in ({}, {"device_map": "auto"}, {"device_map": {"": "cpu"}}):
         same_buffers(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **kwargs), model)
     cast = copy.deepcopy(model).to(dtype)
@@ -102,7 +100,6 @@ def test_buffers_survive_loading(model, folder, dtype):
 
 
 def test_meta_device_load(model):
-    """Built on the meta device, materialised and initialised: right buffers, and weights drawn as at construction."""
     with init_empty_weights(include_buffers=True):
         empty = type(model)(model.config)
     empty.to_empty(device="cpu")

@@ -146,7 +146,6 @@ def test_steps_see_one_token_and_prompts_compute_one_row_of_logits(fla_model, fo
 
 @pytest.mark.parametrize("dialect", [name for name in DIALECTS if name not in ("hybrid", "sinks")])
 def test_state_does_not_grow(dialect):
-    """Not by its own account, and not by that of the tensors that hang from it."""
     model = small_model(dialect)
     short, long = (detailed(model, random_ids(2, 7), tokens).past_key_values for tokens in (5, 60))
     assert short.nbytes == long.nbytes > 0

@@ -29,7 +29,6 @@ def plain(hidden_states, weight, labels):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Several blocks, and a last one that is shorter."""
     monkeypatch.setattr(gradients, "LOGITS_AT_A_TIME_ON_CPU", 5 * 23)
 
 
@@ -122,8 +121,6 @@ def test_half_precision_is_as_near_to_float64_as_cross_entropy_is(small_blocks, 
 
 
 class LargestTensor(TorchDispatchMode):
-    """The most elements that any tensor made within had."""
-
     elements = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):

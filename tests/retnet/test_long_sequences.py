@@ -24,7 +24,6 @@ def set_piece_size(patch: pytest.MonkeyPatch, size: int) -> None:
 
 @pytest.fixture
 def short_pieces(monkeypatch):
-    """Pieces of two chunks for a batch of two."""
     set_piece_size(monkeypatch, 2 * 2 * CHUNK)
 
 

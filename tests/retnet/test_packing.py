@@ -18,7 +18,6 @@ def documents():
 
 
 def packed(kind):
-    """The collator's batch in each of its forms; padding-free training needs no other key."""
     options = {"return_position_ids": kind == "position_ids", "return_flash_attn_kwargs": kind == "cu_seq_lens"}
     collator = DataCollatorWithFlattening(**options, return_seq_idx=kind == "seq_idx", return_tensors="pt")
     return dict(collator([{"input_ids": ids} for ids in documents()]))

@@ -15,7 +15,6 @@ GREEDY = {"max_new_tokens": 12, "do_sample": False}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tokenizer):
-    """A saved causal language model with its tokenizer."""
     path = tmp_path_factory.mktemp("causal")
     small_model().save_pretrained(path)
     tokenizer.save_pretrained(path)
@@ -33,7 +32,6 @@ def expected_texts(model, tokenizer) -> list[str]:
 
 
 def test_pipeline_text_generation(model, tokenizer):
-    """It answers, and a batch answers as one by one."""
     expected = expected_texts(model, tokenizer)
     generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
     assert [generator(text, **GREEDY)[0]["generated_text"] for text in TEXTS] == expected
@@ -56,7 +54,6 @@ def test_pipeline_text_generation_options(model, tokenizer):
 
 
 def test_pipeline_from_folder(folder, tokenizer):
-    """pipeline(model=folder) finds model and tokenizer by itself."""
     for options in ({}, {"device_map": "auto"}):
         generator = pipeline("text-generation", model=str(folder), **options)
         answers = [answer[0]["generated_text"] for answer in generator(TEXTS, batch_size=3, **GREEDY)]

@@ -124,7 +124,6 @@ def in_steps(model, ids: Tensor) -> tuple[Tensor, RetNetState]:
 @pytest.mark.parametrize("dtype", FORWARD)
 @pytest.mark.parametrize("dialect", ["fla", "grouped", "torchscale", "hybrid"])
 def test_half_precision_is_close_to_float32_and_keeps_a_float32_state(dialect, dtype):
-    """In every form, in 120 steps with the state, and in generate()."""
     half, full, ids = small_model(dialect).to(dtype), small_model(dialect), random_ids(2, 120)
     full.load_state_dict(half.state_dict())
     with torch.no_grad():
@@ -153,7 +152,6 @@ def test_float64_keeps_a_float64_state(model):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_autocast(model, form):
-    """fp32 weights under autocast: forward, backward and decoding run, close to float32."""
     ids, parameters = random_ids(2, 40), list(model.parameters())
     expected = model(ids, labels=ids)
     with torch.autocast("cpu", torch.bfloat16):

@@ -45,7 +45,6 @@ def read(model, tokens, state=None, mask=None):
     share=st.floats(0, 1),
 )
 def test_rewinding_is_never_having_read(dtype, seed, before, calls, share):
-    """Any number of calls is recorded, any number of their tokens is taken back, padding in the middle included."""
     model, removed = MODELS[dtype], round(share * sum(calls))
     tokens, following = random_ids(2, before + sum(calls), seed), random_ids(2, 5, seed + 1)
     mask = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) < 0.8
@@ -225,7 +224,6 @@ def equal_states(one: RetNetState, other: RetNetState) -> bool:
 
 @pytest.fixture(scope="module")
 def saved_state(tmp_path_factory):
-    """A state and the bytes of its file."""
     state = read(MODELS[torch.float32], random_ids(2, 6)).past_key_values
     path = tmp_path_factory.mktemp("saved") / "state.safetensors"
     state.save(path)
@@ -251,7 +249,6 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(saved_state, tmp_path_facto
 
 
 def of(name, change):
-    """Changes one tensor of a file."""
     return lambda tensors: tensors.update({name: change(tensors[name])})
 
 
@@ -274,7 +271,6 @@ REFUSED = [
 
 @pytest.mark.parametrize(("change", "reason"), REFUSED)
 def test_a_file_that_holds_no_state_of_the_model_is_refused(saved_state, tmp_path, change, reason):
-    """With a checksum of its own."""
     state, content = saved_state
     (tmp_path / "other").write_bytes(content)
     tensors = load_file(tmp_path / "other")

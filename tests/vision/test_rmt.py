@@ -41,7 +41,6 @@ def equal(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("case", CLASSIFIERS)
 def test_the_authors_classifiers(case):
-    """Logits, the classifier's input, what stem and stages put out, loss and gradients."""
     case = golden(case)
     model, seen = from_rmt(case.state_dict, case.config), {}
     model.classifier.register_forward_pre_hook(lambda module, inputs: seen.update(pooled=inputs[0]))
@@ -58,7 +57,6 @@ def test_the_authors_classifiers(case):
 
 @pytest.mark.parametrize("case", CLASSIFIERS[:2])
 def test_the_authors_classifiers_in_training_mode(case):
-    """Batch norms over the batch, and the running mean after it."""
     case = golden(case)
     model = from_rmt({name: tensor.clone() for name, tensor in case.state_dict.items()}, case.config | {"drop_path_rate": 0})
     with torch.no_grad():
@@ -123,7 +121,6 @@ def written_out(attention: RMTAttention, hidden_states: Tensor, decays: list[flo
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "with maps"])
 @pytest.mark.parametrize("kind", ["decomposed", "whole"])
 def test_attention_is_its_definition(kind, implementation):
-    """In float64, on a grid that is not square, decays over the scores and not beside them."""
     config = small_rmt_config(attention_types=[kind] * 4, attn_implementation=implementation.replace("with maps", "sdpa"))
     attention = shake_vision(RMTAttention(config, stage=0)).double()
     hidden_states = torch.randn(2, 4, 3, 8, dtype=torch.float64)
@@ -168,7 +165,6 @@ def test_geometry_moves_to_another_device():
 
 @pytest.mark.parametrize(("height", "width"), [(33, 47), (1, 1), (5, 200)])
 def test_any_image_size(height, width):
-    """Each halving rounds up; an odd size gives what the written out attention gives."""
     model, pixel_values = small_rmt().double(), images(2, height, width).double()
     with torch.no_grad():
         out = model(pixel_values, output_hidden_states=True)
@@ -180,7 +176,6 @@ def test_any_image_size(height, width):
 
 
 def test_attention_maps():
-    """One per block, of all tokens to all tokens in decomposed stages too; by argument under SDPA, by configuration else."""
     model, pixel_values = small_rmt().double(), images(2, 32, 48).double()
     assert model.config._attn_implementation == "sdpa"
     out = model(pixel_values, output_attentions=True)
@@ -198,7 +193,6 @@ def test_attention_maps():
 
 @pytest.mark.parametrize("where", ["hidden_states", "projection"])
 def test_token_classifier(where):
-    """Logits of the image, and half of the largest of its tokens; in training as in evaluation."""
     model, seen, labels = small_rmt(token_classifier_input=where, drop_path_rate=0.0), [], torch.tensor([0, 3])
     for classifier in (model.classifier, model.token_classifier):
         classifier.register_forward_hook(lambda module, inputs, output: seen.append(output))

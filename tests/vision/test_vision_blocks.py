@@ -80,7 +80,6 @@ def test_feed_forward_is_its_definition():
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("heads", [2, 6])
 def test_attention_written_out_is_that_of_torch(heads, is_causal):
-    """Also of heads that share keys and values; a mask takes the place of is_causal."""
     query = torch.randn(2, heads, 5, 4, dtype=torch.float64)
     key, value = torch.randn(2, 2, 2, 5, 4, dtype=torch.float64)
     module, mask = nn.Module(), torch.randn(5, 5, dtype=torch.float64)
@@ -112,7 +111,6 @@ def test_a_cast_of_the_inputs_of_blocks_leaves_decays_and_rotations_alone(family
 
 
 def test_each_family_has_these_branches_and_decays(family):
-    """Rates rise from 0 to that of the configuration, layer scale begins as configured, decays are the configuration's."""
     modules = list(family.fresh(drop_path_rate=0.4, layer_scale_init_value=0.125).bfloat16().modules())
     branches = [module for module in modules if isinstance(module, ResidualBranch)]
     rates = [branch.drop_path_rate for branch in branches]
