@@ -5,7 +5,6 @@ import dataclasses
 import inspect
 import json
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from transformers.modeling_utils import LoadStateDictConfig
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
-from retnet_hf.hub.loading import names_in, tensor_parallel_share
 from retnet_hf.vllm.weights import canonical_weights
 
 
@@ -142,32 +140,3 @@ def test_transformers_still_loads_by_the_function_that_we_extend():
     assert list(inspect.signature(method).parameters)[:4] == ["model", "state_dict", "checkpoint_files", "load_config"]
     assert isinstance(method, staticmethod), "nor may the model's method be one any more"
     assert {"weight_mapping", "device_mesh"} <= {field.name for field in dataclasses.fields(LoadStateDictConfig)}
-
-
-def test_transformers_still_reads_names_alone_where_we_ask_for_them(tmp_path):
-    _, state_dict, config = foreign("fla")
-    for layout in ("safetensors", "sharded", "bin"):
-        folder = write_folder(tmp_path / layout, state_dict, config, layout)
-        files = [str(file) for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
-        assert names_in(files) == set(state_dict), "load_state_dict takes or gives something else: see names_in."
-
-
-class Mesh(SimpleNamespace):
-    def __getitem__(self, name):
-        return self.inner[name]
-
-    def get_local_rank(self):
-        return self.rank
-
-    def size(self):
-        return self.ranks
-
-
-def test_the_share_of_tensor_parallelism_is_this_rank_and_their_number():
-    alone = Mesh(mesh_dim_names=None, rank=1, ranks=4)
-    tp = Mesh(mesh_dim_names=("tp",), rank=2, ranks=3)
-    both = Mesh(mesh_dim_names=("fsdp", "tp"), inner={"tp": tp}, rank=0, ranks=6)
-    other = Mesh(mesh_dim_names=("fsdp",), rank=0, ranks=6)
-    found = [tensor_parallel_share(SimpleNamespace(device_mesh=mesh)) for mesh in (None, alone, both, other)]
-    assert found == [None, (1, 4), (2, 3), None]
-    assert tensor_parallel_share(SimpleNamespace()) is None

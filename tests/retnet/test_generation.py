@@ -23,7 +23,6 @@ from small_models import (
     small_llama,
     small_model,
 )
-from torch import nn
 from transformers import DynamicCache
 from transformers.generation import TextIteratorStreamer
 from transformers.generation.streamers import BaseStreamer
@@ -241,13 +240,6 @@ def test_drafts_that_are_cut_in_the_middle(forwards):
         assert len(calls) < 60  # something was accepted
 
 
-def test_sampling_with_drafts_repeats(model):
-    options = {"do_sample": True, "assistant_model": small_model(seed=1)}
-    first, second = (generated(model, random_ids(1, 7), **options).sequences for _ in range(2))
-    assert first.equal(second)
-    assert first.shape == (1, 32)
-
-
 @of_every_model
 def test_prompt_lookup_decoding(model, forwards):
     ids = random_ids(1, 6).repeat(1, 5)
@@ -288,10 +280,3 @@ def test_cache_implementations(fla_model, implementation, caplog, monkeypatch):
 def test_quantized_cache_is_refused(fla_model):
     with pytest.raises(ValueError, match="quantized"):
         greedy(fla_model, random_ids(1, 7), 4, cache_implementation="quantized")
-
-
-def test_head_may_be_replaced():
-    head, model = nn.Linear(32, VOCAB_SIZE, bias=False), small_model()
-    model.set_output_embeddings(head)
-    assert model.get_output_embeddings() is head
-    close(model(random_ids(1, 5)).logits, head(model.model(random_ids(1, 5)).last_hidden_state))

@@ -1,8 +1,6 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Half precision and autocast: finite, close to float32, and a state that stays in float32."""
 
-import copy
-
 import pytest
 import torch
 from gpu_products import multiply_bfloat16
@@ -138,16 +136,6 @@ def test_half_precision_is_close_to_float32_and_keeps_a_float32_state(dialect, d
             assert relative_error(mine, theirs) < FORWARD[dtype]
     assert half(ids, labels=ids).loss.dtype == torch.float32
     assert greedy(half, ids[:, :7], 20, num_beams=3).shape == (2, 27)
-
-
-def test_float64_keeps_a_float64_state(model):
-    double, ids = copy.deepcopy(model).double(), random_ids(2, 60)
-    with torch.no_grad():
-        expected, *others = (double(ids, retention_form=form) for form in FORMS)
-    assert expected.logits.dtype == torch.float64
-    for other in others:
-        torch.testing.assert_close(other.logits, expected.logits, rtol=0, atol=1e-10)
-    assert all(layer.saved()[0].dtype == torch.float64 for layer in expected.past_key_values.layers)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -126,17 +126,6 @@ def test_any_interleaving_is_the_straight_run(operations, seed, tmp_path_factory
         close(logits, read(model, straight).logits[0, -3:], 1e-11)
 
 
-def test_a_batch_of_different_requests_generates_what_each_does_alone():
-    model, turns = MODELS[torch.float32], random_ids(2, 4, 3)
-    prompts = [random_ids(1, 9, 1), random_ids(1, 17, 2)]
-    joint = RetNetState.concatenate([read(model, prompt).past_key_values for prompt in prompts])
-    assert int(joint.get_seq_length()) == 17
-    together = greedy(model, turns, 10, past_key_values=joint)
-    for row, prompt in enumerate(prompts):
-        alone = greedy(model, torch.cat([prompt, turns[row : row + 1]], dim=1), 10)
-        assert together[row, 4:].equal(alone[0, -10:])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dialect", ["hybrid", "sinks", "hypenet", "minimax", "ring"])
 def test_a_state_is_saved_after_one_call_of_the_model(dialect, dtype, tmp_path):

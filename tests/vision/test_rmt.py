@@ -8,8 +8,6 @@ import pytest
 import torch
 from foreign_images import to_rmt
 from golden import at_hand, golden
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from small_models import close
 from small_vision_models import shake_vision, small_rmt, small_rmt_config
 from small_vision_models import stage_images as images
@@ -130,17 +128,6 @@ def test_attention_is_its_definition(kind, implementation):
         output, maps = attention(hidden_states, geometry, output_attentions=implementation == "with maps")
     torch.testing.assert_close(output, expected, atol=1e-12, rtol=1e-12)
     assert (maps is None) == (implementation != "with maps")
-
-
-@settings(deadline=None, max_examples=20)
-@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 3))
-def test_decay_is_that_of_manhattan_distance(rows, columns, stage):
-    config = small_rmt_config(attention_types=["whole"] * 4)
-    decay = RMTPositions(config, stage)(rows, columns, torch.float64, torch.device("cpu")).decay[0].exp()
-    cells = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).double()
-    distance = torch.cdist(cells, cells, p=1)
-    expected = torch.stack([torch.tensor(gamma, dtype=torch.float64) ** distance for gamma in config.decays(stage)])
-    torch.testing.assert_close(decay, expected, atol=1e-13, rtol=1e-13)
 
 
 def test_no_cast_touches_decays_and_rotations():
