@@ -17,7 +17,7 @@ from golden import SMALL, golden
 from huggingface_hub.errors import StrictDataclassError
 from published_outputs import read
 from safetensors.torch import load_file, save_file
-from small_models import close, greedy
+from small_models import close, greedy, same_tensors
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, MiniMaxConfig, MiniMaxForCausalLM, MiniMaxModel
 from transformers.models.minimax import modeling_minimax
@@ -49,11 +49,6 @@ def eager(model):
     """The model with the experts' reference implementation: PyTorch's grouped products have no float64."""
     model.set_experts_implementation("eager")
     return model
-
-
-def same_tensors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert actual.keys() == expected.keys()
-    assert all(torch.equal(actual[name], value) for name, value in expected.items())
 
 
 IDS = torch.randint(1, 96, (1, 21), generator=torch.Generator().manual_seed(3))

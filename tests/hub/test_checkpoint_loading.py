@@ -11,7 +11,7 @@ import torch
 from foreign_folders import FOREIGN, foreign, write_folder
 from golden import at_hand, golden
 from safetensors.torch import load_file
-from small_models import small_model
+from small_models import same_tensors, small_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 from transformers.modeling_utils import LoadStateDictConfig
 
@@ -21,12 +21,6 @@ from retnet_hf.vllm.weights import canonical_weights
 
 CASES = [f"fla/{case}" for case in ("hub_options", "gqa_noaffine", "unfused_nogate_relu")]
 CASES = at_hand([*CASES, "fla_2025_02/fused_gate_proj", "syncdoth/published_options", "syncdoth/lm_decay_tied"])
-
-
-def same_tensors(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert actual.keys() == expected.keys()
-    for name, value in actual.items():
-        assert torch.equal(value, expected[name]), name
 
 
 @pytest.mark.parametrize("layout", ["safetensors", "sharded", "bin"])

@@ -10,7 +10,7 @@ import torch
 import transformers
 from accelerate import infer_auto_device_map, init_empty_weights
 from safetensors.torch import load_file
-from small_models import VOCAB_SIZE, close, greedy, of_every_model, random_ids, rounding, shake, small_model
+from small_models import VOCAB_SIZE, close, greedy, of_every_model, random_ids, rounding, same_tensors, shake, small_model
 from small_vision_models import VISION_FAMILIES
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -26,13 +26,6 @@ def folder(model, tmp_path):
 @torch.no_grad()
 def logits(model, ids=None) -> torch.Tensor:
     return model(random_ids(2, 21) if ids is None else ids).logits.cpu()
-
-
-def same_tensors(actual: dict, expected: dict) -> None:
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert actual[name].dtype == tensor.dtype, name
-        assert actual[name].equal(tensor), name
 
 
 def same_weights(actual, expected) -> None:

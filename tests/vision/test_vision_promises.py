@@ -13,7 +13,7 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from safetensors.torch import load_file
-from small_models import PACKAGE_ABSENT, close, rounding
+from small_models import PACKAGE_ABSENT, close, rounding, same_tensors
 from small_vision_models import VISION_FAMILIES, random_images, random_picture
 from torch import Tensor
 from torch.export import Dim
@@ -46,13 +46,6 @@ def folder(family, model, tmp_path):
 @torch.no_grad()
 def logits_of(model, pixel_values: Tensor | None = None, **kwargs) -> Tensor:
     return model(random_images() if pixel_values is None else pixel_values, **kwargs).logits
-
-
-def same_tensors(actual: dict, expected: dict) -> None:
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert actual[name].dtype == tensor.dtype, name
-        assert actual[name].equal(tensor), name
 
 
 def computed_buffers(model) -> dict[str, Tensor]:
