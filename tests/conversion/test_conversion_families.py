@@ -17,8 +17,8 @@ from golden import SMALL, golden
 from huggingface_hub.errors import StrictDataclassError
 from published_outputs import read
 from safetensors.torch import load_file, save_file
-from small_models import close, greedy
-from torch import Tensor, nn
+from small_models import close, greedy, same_tensors
+from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, MiniMaxConfig, MiniMaxForCausalLM, MiniMaxModel
 from transformers.models.minimax import modeling_minimax
 
@@ -27,7 +27,6 @@ from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.conversion.formats import FORMATS
 from retnet_hf.conversion.minimax import from_minimax, to_minimax
 from retnet_hf.conversion.moves import shapes_of
-from retnet_hf.linearization.measures import losses_of
 
 
 pytest_plugins = ("family_folders",)  # the fixture `plain_minimax`
@@ -52,14 +51,7 @@ def eager(model):
     return model
 
 
-def same_tensors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert actual.keys() == expected.keys()
-    assert all(torch.equal(actual[name], value) for name, value in expected.items())
-
-
-def prompts() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    return [torch.randint(1, 96, (1, length), generator=generator) for length in (21, 9)]
+IDS = torch.randint(1, 96, (1, 21), generator=torch.Generator().manual_seed(3))
 
 
 @pytest.fixture
@@ -75,28 +67,11 @@ def in_float64(monkeypatch):
 @pytest.mark.parametrize("form", FORMS)
 def test_without_their_casts_to_float32_logits_are_those_of_transformers_to_1e_10(theirs, ours, form):
     with torch.no_grad():
-        close(ours(prompts()[0], retention_form=form).logits, theirs(prompts()[0]).logits, 1e-10)
-
-
-@pytest.mark.parametrize("missing", [(12, 0), (0, 12)], ids=["left", "right"])
-def test_padded_rows_are_what_transformers_computes_of_each_alone(theirs, ours, missing):
-    long, short = prompts()
-    ids = torch.cat([long, nn.functional.pad(short, missing)])
-    mask = torch.cat([torch.ones_like(long), nn.functional.pad(torch.ones_like(short), missing)])
-    with torch.no_grad():
-        logits = ours(ids, attention_mask=mask).logits
-        for row, real, alone in zip(logits, mask.bool(), prompts()):
-            close(row[real], theirs(alone).logits[0], 1e-5)
-
-
-def test_greedy_tokens_with_the_state_are_those_of_transformers(theirs, ours):
-    for ids in prompts():
-        expected = theirs.generate(ids, max_new_tokens=12, do_sample=False)
-        assert ours.generate(ids, max_new_tokens=12, do_sample=False).equal(expected)
+        close(ours(IDS, retention_form=form).logits, theirs(IDS).logits, 1e-10)
 
 
 def test_loss_with_the_routers_and_gradients_are_those_of_transformers(theirs, ours):
-    ids, losses = prompts()[0], []
+    ids, losses = IDS, []
     for model in (theirs, ours):
         model.zero_grad()
         output = model(ids, labels=ids, output_router_logits=True)
@@ -122,7 +97,7 @@ def test_what_is_written_loads_in_transformers_and_computes_the_same(ours):
     again = eager(MiniMaxForCausalLM(MiniMaxConfig(**config)).double().eval())
     assert not any(again.load_state_dict(state_dict))
     with torch.no_grad():
-        close(again(prompts()[0]).logits, ours(prompts()[0]).logits, 1e-4)  # their tables of decays are float32
+        close(again(IDS).logits, ours(IDS).logits, 1e-4)  # their tables of decays are float32
     same_tensors(to_minimax(from_minimax(state_dict, config))[0], state_dict)
 
 
@@ -144,11 +119,11 @@ def test_the_published_layout_rotates_the_part_of_a_head_that_it_states(theirs, 
     ours = eager(from_minimax(state_dict, config))
     assert ours.config.rope_parameters["partial_rotary_factor"] == 0.5
     with torch.no_grad():
-        whole = theirs(prompts()[0]).logits
+        whole = theirs(IDS).logits
         monkeypatch.setattr(modeling_minimax, "apply_rotary_pos_emb", rotate_a_part)
-        expected = theirs(prompts()[0]).logits
+        expected = theirs(IDS).logits
         assert (whole - expected).abs().max() > 0.1
-        close(ours(prompts()[0]).logits, expected, 1e-10)
+        close(ours(IDS).logits, expected, 1e-10)
 
 
 def test_tables_of_decays_that_do_not_follow_from_the_configuration_are_refused(theirs):
@@ -294,7 +269,7 @@ def test_other_layouts_of_transformers_minimax_load(layout, plain_minimax, tmp_p
     loaded, report = model_class.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
     with torch.no_grad():
-        close(eager(loaded)(prompts()[0])[0], saved(prompts()[0])[0], 1e-5)
+        close(eager(loaded)(IDS)[0], saved(IDS)[0], 1e-5)
 
 
 def test_a_minimax_of_heads_that_are_no_power_of_two_is_there_and_back():
@@ -310,7 +285,7 @@ def test_a_minimax_folder_loads_as_it_is_and_stays_the_model_of_transformers_for
     model, report = RetNetHybridForCausalLM.from_pretrained(tmp_path / "theirs", output_loading_info=True)
     assert not any(report.values()), report
     with torch.no_grad():
-        close(eager(model)(prompts()[0]).logits, plain_minimax(prompts()[0]).logits, 1e-5)
+        close(eager(model)(IDS).logits, plain_minimax(IDS).logits, 1e-5)
     model.save_pretrained(tmp_path / "ours")
     names = load_file(tmp_path / "ours" / "model.safetensors").keys()
     assert not [name for name in names if "self_attn" in name or "moe" in name]
@@ -340,16 +315,6 @@ def test_a_text_that_the_published_model_reads_sparsely_is_refused_at_the_call()
     assert greedy(model, ids[:, :45], 5).shape == (1, 50)
     with pytest.raises(ValueError, match=r"prompt and new tokens must be at most 50 .*, got 51"):
         greedy(model, ids[:, :45], 6)
-
-
-def test_logits_are_divided():
-    model, data = read("minicpm_sala/published_like")
-    scaling, ids = model.config.logits_scaling, data.tensors["input_ids"]
-    assert scaling != 1
-    with torch.no_grad():
-        outputs = model(ids, labels=ids, output_hidden_states=True)
-        torch.testing.assert_close(outputs.logits, model.lm_head(outputs.hidden_states[-1]) / scaling, rtol=1e-5, atol=1e-6)
-        close(losses_of(model, ids).mean(), outputs.loss, 1e-5)
 
 
 # Of a process of its own: the memory beyond what it began with, without pages of files, while a folder is converted.

@@ -5,19 +5,17 @@ import dataclasses
 import inspect
 import json
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
 from foreign_folders import FOREIGN, foreign, write_folder
 from golden import at_hand, golden
 from safetensors.torch import load_file
-from small_models import small_model
+from small_models import same_tensors, small_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 from transformers.modeling_utils import LoadStateDictConfig
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
-from retnet_hf.hub.loading import names_in, tensor_parallel_share
 from retnet_hf.vllm.weights import canonical_weights
 
 
@@ -25,18 +23,11 @@ CASES = [f"fla/{case}" for case in ("hub_options", "gqa_noaffine", "unfused_noga
 CASES = at_hand([*CASES, "fla_2025_02/fused_gate_proj", "syncdoth/published_options", "syncdoth/lm_decay_tied"])
 
 
-def same_tensors(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert actual.keys() == expected.keys()
-    for name, value in actual.items():
-        assert torch.equal(value, expected[name]), name
-
-
 @pytest.mark.parametrize("layout", ["safetensors", "sharded", "bin"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_no_warning(
     case, layout, tmp_path, caplog, monkeypatch
 ):
-    """Its configuration is read and saved as ours."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     data = golden(case)
     folder = write_folder(tmp_path, data.state_dict, data.config, layout)
@@ -54,7 +45,6 @@ def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_no_warni
 
 @pytest.mark.parametrize("dialect", FOREIGN)
 def test_what_was_read_is_saved_under_our_names_bit_for_bit(dialect, tmp_path):
-    """The base model reads the published folder, too."""
     model, state_dict, config = foreign(dialect)
     folder = write_folder(tmp_path, state_dict, config)
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "saved")
@@ -144,34 +134,3 @@ def test_transformers_still_loads_by_the_function_that_we_extend():
     assert list(inspect.signature(method).parameters)[:4] == ["model", "state_dict", "checkpoint_files", "load_config"]
     assert isinstance(method, staticmethod), "nor may the model's method be one any more"
     assert {"weight_mapping", "device_mesh"} <= {field.name for field in dataclasses.fields(LoadStateDictConfig)}
-
-
-def test_transformers_still_reads_names_alone_where_we_ask_for_them(tmp_path):
-    _, state_dict, config = foreign("fla")
-    for layout in ("safetensors", "sharded", "bin"):
-        folder = write_folder(tmp_path / layout, state_dict, config, layout)
-        files = [str(file) for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
-        assert names_in(files) == set(state_dict), "load_state_dict takes or gives something else: see names_in."
-
-
-class Mesh(SimpleNamespace):
-    """What of a device mesh is read."""
-
-    def __getitem__(self, name):
-        return self.inner[name]
-
-    def get_local_rank(self):
-        return self.rank
-
-    def size(self):
-        return self.ranks
-
-
-def test_the_share_of_tensor_parallelism_is_this_rank_and_their_number():
-    alone = Mesh(mesh_dim_names=None, rank=1, ranks=4)
-    tp = Mesh(mesh_dim_names=("tp",), rank=2, ranks=3)
-    both = Mesh(mesh_dim_names=("fsdp", "tp"), inner={"tp": tp}, rank=0, ranks=6)
-    other = Mesh(mesh_dim_names=("fsdp",), rank=0, ranks=6)
-    found = [tensor_parallel_share(SimpleNamespace(device_mesh=mesh)) for mesh in (None, alone, both, other)]
-    assert found == [None, (1, 4), (2, 3), None]
-    assert tensor_parallel_share(SimpleNamespace()) is None

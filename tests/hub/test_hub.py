@@ -81,7 +81,6 @@ def card_of(hub: HubStandIn, repo: str, loads: str) -> ModelCard:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """A Hub to which everything has been pushed."""
     with serving(HubStandIn()) as hub:
         for repo in ("someone/own-card", "someone/own-image-card"):
             hub.files[repo] = {"README.md": b"---\nlicense: mit\n---\n\n# Written by hand\n"}
@@ -121,7 +120,6 @@ def test_push_to_hub_carries_code_and_shards(hub):
 
 
 def test_push_to_hub_then_trust_remote_code(hub, tmp_path):
-    """Another machine, without the package: the pipeline finds task, code, weights and tokenizer on the Hub."""
     kind, module, tokens = json.loads(run(LOAD, hub, tmp_path).splitlines()[-1])
     assert (kind, module.partition(".")[0]) == ("TextGenerationPipeline", "transformers_modules")
     assert tokens == greedy(small_model("torchscale"), torch.tensor([[5, 6, 7]]), 8)[0].tolist()

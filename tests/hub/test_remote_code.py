@@ -100,7 +100,6 @@ with torch.no_grad():
 
 
 def test_trust_remote_code(tmp_path, tmp_path_factory, tokenizer, registered):
-    """The language model, the base model and the classifier; pipelines; state, beams and drafts; saving it again."""
     causal = small_model("torchscale", num_key_value_heads=1, tie_word_embeddings=True)
     base, classifier = small_model(model_class=RetNetModel), small_model(model_class=RetNetForSequenceClassification)
     for name, model in {"causal": causal, "base": base, "classifier": classifier}.items():
@@ -247,7 +246,6 @@ def test_a_folder_that_is_saved_without_code_names_none(tmp_path, registered, mo
 
 
 def test_threads_save_at_once(tmp_path, registered):
-    """The configuration of each names the classes."""
     models = [small_model() for _ in range(4)]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda number: models[number].save_pretrained(tmp_path / str(number)), range(4)))

@@ -10,7 +10,7 @@ import torch
 import transformers
 from accelerate import infer_auto_device_map, init_empty_weights
 from safetensors.torch import load_file
-from small_models import VOCAB_SIZE, close, greedy, of_every_model, random_ids, rounding, shake, small_model
+from small_models import VOCAB_SIZE, close, greedy, of_every_model, random_ids, rounding, same_tensors, shake, small_model
 from small_vision_models import VISION_FAMILIES
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -19,7 +19,6 @@ import retnet_hf
 
 @pytest.fixture
 def folder(model, tmp_path):
-    """A saved model: the fixtures `model` and `folder` belong together."""
     model.save_pretrained(tmp_path)
     return tmp_path
 
@@ -27,13 +26,6 @@ def folder(model, tmp_path):
 @torch.no_grad()
 def logits(model, ids=None) -> torch.Tensor:
     return model(random_ids(2, 21) if ids is None else ids).logits.cpu()
-
-
-def same_tensors(actual: dict, expected: dict) -> None:
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert actual[name].dtype == tensor.dtype, name
-        assert actual[name].equal(tensor), name
 
 
 def same_weights(actual, expected) -> None:
@@ -91,7 +83,6 @@ def decays_of(config):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_buffers_survive_loading(model, folder, dtype):
-    """The decays and frequencies of a fresh model, whatever the type of the weights, the way of loading, and the casts."""
     for kwargs in ({}, {"device_map": "auto"}, {"device_map": {"": "cpu"}}):
         same_buffers(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **kwargs), model)
     cast = copy.deepcopy(model).to(dtype)
@@ -102,7 +93,6 @@ def test_buffers_survive_loading(model, folder, dtype):
 
 
 def test_meta_device_load(model):
-    """Built on the meta device, materialised and initialised: right buffers, and weights drawn as at construction."""
     with init_empty_weights(include_buffers=True):
         empty = type(model)(model.config)
     empty.to_empty(device="cpu")

@@ -120,7 +120,6 @@ def test_the_loss_of_unbalanced_routing_is_added_with_its_weight_where_it_is_ask
 
 
 def test_padding_counts_for_no_expert_in_the_loss_of_unbalanced_routing():
-    """Of a mask that covers tokens before, too, the new ones count."""
     model, ids = small_model("minimax"), random_ids(1, 20)
     padded, mask = torch.cat([ids[:, :9], ids], dim=1), (torch.arange(29) >= 9).long()[None]
     alone = model(ids, output_router_logits=True).aux_loss

@@ -3,7 +3,6 @@
 
 import pkgutil
 
-import pytest
 import torch
 from small_models import random_ids, small_model
 
@@ -47,16 +46,6 @@ def test_one_token_is_computed_in_place_and_more_are_not():
     model = small_model()
     assert plan_of(model, 1).in_place
     assert not plan_of(model, 2).in_place
-
-
-@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
-def test_forms_give_absent_tokens_zeros(form):
-    mask = torch.ones(2, 20, dtype=torch.int64)
-    mask[0, :3] = mask[1, 7] = 0
-    plan = plan_of(small_model(), attention_mask=mask, retention_form=form)
-    output, *_ = plan.compute(0, *torch.randn(3, 2, 4, 20, 8))
-    assert output.movedim(2, 1)[mask == 1].all(dim=(1, 2)).all()
-    assert not output.movedim(2, 1)[mask == 0].any()
 
 
 def test_softmax_layers_keep_their_keys_in_the_dtype_of_the_model():

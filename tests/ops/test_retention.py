@@ -85,7 +85,6 @@ class Case:
         return torch.autograd.grad((weight * output).sum() + (of_state * state).sum(), leaves)
 
     def compare(self, actual, expected):
-        """Output, final state and gradients, as two forms have them."""
         dtype = self.query.dtype
         assert_close(self.checked(actual[0]), self.checked(expected[0]), dtype, "output")
         assert_close(actual[1], expected[1], dtype, "final state")
@@ -158,7 +157,6 @@ def test_any_split_into_calls_is_one_call(options, cuts, forms):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_masked_token_was_never_there(form):
-    """200 random masks: outputs, final state and gradients are those of the sequence without the masked tokens."""
     for seed in range(200):
         case = Case(seed, torch.float64, length=1 + seed % 23, mask=True)
         output, state = case.run(form, chunk_size=1 + seed % 9)
@@ -178,7 +176,6 @@ def test_a_masked_token_was_never_there(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_packed_documents_equal_separate_ones_with_gradients(form):
-    """Nor does a document at the beginning see the initial state."""
     lengths = [3, 11, 1, 17]
     case = Case(0, torch.float64, sum(lengths), batch=1)
     case.reset = torch.zeros(1, sum(lengths), dtype=torch.bool)
@@ -200,7 +197,6 @@ def test_grouped_key_value_heads_serve_their_query_heads(form):
 
 @pytest.mark.parametrize("groups", [4, 2])
 def test_gradients_hold_numerically_and_can_be_differentiated_again(groups):
-    """Those of decays, too, which may be learned; heads may share a state."""
     case = Case(0, torch.float64, 6, mask=True, batch=1, heads=4, sizes=(2, 3), groups=groups)
 
     def chunkwise(query, key, value, state, log_decay=case.log_decay):

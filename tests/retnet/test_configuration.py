@@ -282,10 +282,6 @@ def test_keys_of_a_foreign_config_that_nobody_knows_are_dropped_with_one_warning
     assert config.quantization_config == {"quant_method": "gptq"}
 
 
-def test_keys_of_a_file_of_ours_that_nobody_knows_are_kept():
-    assert RetNetConfig.from_dict({"note": "mine"}).note == "mine"
-
-
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 # another value of each field without an effect
 SAME = {"vocab_size": 60, "output_router_logits": True, "router_aux_loss_coef": 0.1, "hidden_dropout": 0.1}

@@ -80,7 +80,6 @@ def test_a_token_sees_what_follows_and_nothing_of_the_padding():
 
 
 def test_maps_look_both_ways():
-    """And are what the layer multiplies its values with."""
     model = encoder(RetNetModel).double()
     outputs, layer = model(random_ids(1, 9), output_attentions=True, output_hidden_states=True), model.layers[0]
     assert outputs.past_key_values is None
@@ -123,7 +122,6 @@ def test_fill_mask_pipeline_from_a_folder(tmp_path, tokenizer):
     marks=st.sampled_from(["all", "padded", "packed"]),
 )
 def test_kernels_compute_both_ways(length, chunk_size, form, marks):
-    """A kernel scans ahead and back, in the forms that it is for."""
     generator = torch.Generator().manual_seed(length)
     operands = [torch.randn(2, 3, length, size, generator=generator) for size in (8, 8, 6)]
     mask = torch.ones(2, length, dtype=torch.int64)

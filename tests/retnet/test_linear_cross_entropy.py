@@ -4,10 +4,8 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from small_models import close, random_ids, rounding, small_model
+from small_models import LargestTensor, close, random_ids, rounding, small_model
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from retnet_hf import RetNetForMaskedLM
@@ -29,7 +27,6 @@ def plain(hidden_states, weight, labels):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Several blocks, and a last one that is shorter."""
     monkeypatch.setattr(gradients, "LOGITS_AT_A_TIME_ON_CPU", 5 * 23)
 
 
@@ -119,18 +116,6 @@ def test_half_precision_is_as_near_to_float64_as_cross_entropy_is(small_blocks, 
     )
     for own, their, reference in zip(ours, usual, exact):
         assert (own - reference).norm() <= 1.5 * (their - reference).norm()
-
-
-class LargestTensor(TorchDispatchMode):
-    """The most elements that any tensor made within had."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        made = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.elements = max([self.elements, *made])
-        return result
 
 
 def test_logits_that_are_skipped_never_exist_at_once(small_blocks):

@@ -6,9 +6,7 @@ import torch
 from accelerate import disk_offload
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import DIALECTS, close, random_ids, same_state, small_model
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from small_models import DIALECTS, LargestTensor, close, random_ids, same_state, small_model
 
 from retnet_hf import RetNetModel, RetNetState
 from retnet_hf.retnet import modeling_retnet
@@ -23,7 +21,6 @@ def set_piece_size(patch: pytest.MonkeyPatch, size: int) -> None:
 
 @pytest.fixture
 def short_pieces(monkeypatch):
-    """Pieces of two chunks for a batch of two."""
     set_piece_size(monkeypatch, 2 * 2 * CHUNK)
 
 
@@ -143,27 +140,12 @@ def test_a_recorded_past_can_be_taken_back_to_any_token(short_pieces):
     same_state(state, model(ids[:, :5], use_cache=True).past_key_values, 1e-11)
 
 
-class Largest(TorchDispatchMode):
-    """The most numbers in a tensor that an operation has made, and not as a view."""
-
-    def __init__(self, but: int) -> None:
-        super().__init__()
-        self.numel, self.but = 0, but
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if not function.is_view:
-            made = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            self.numel = max([self.numel, *(numel for numel in made if numel != self.but)])
-        return result
-
-
 def test_a_model_makes_nothing_longer_than_a_piece_but_embeddings_and_output():
     model, largest = small_model(hidden_size=64).model, []
     for length in (128, 1024):
-        with Largest(but=length * 64) as mode:
+        with LargestTensor(but=length * 64) as mode:
             in_pieces(model, 64, random_ids(1, length), use_cache=False)
-        largest.append(mode.numel)
+        largest.append(mode.elements)
     assert largest[0] == largest[1]
 
 

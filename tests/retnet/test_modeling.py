@@ -70,7 +70,6 @@ def with_and_without_shared_states(**fields):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("padded", [False, True])
 def test_heads_that_share_a_state_compute_what_each_does_with_its_own(form, padded):
-    """In one call, in a second that continues it, and token by token; with gradients through the state."""
     ids, mask = random_ids(2, 40), torch.ones(2, 40, dtype=torch.int64)
     if padded:
         mask[0, :4] = mask[1, 21:26] = mask[1, 37] = 0

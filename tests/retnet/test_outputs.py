@@ -34,7 +34,6 @@ def test_logits_to_keep(model):
 
 
 def test_output_hidden_states(model):
-    """By argument and by configuration; none unasked; the last is what the head reads."""
     ids = random_ids(2, 21)
     with torch.no_grad():
         out = model(ids, output_hidden_states=True)
@@ -123,7 +122,6 @@ def test_every_parameter_gets_a_gradient(model, form):
 
 
 def test_inputs_of_odd_types(fla_model):
-    """int32 ids, and ids that are not contiguous."""
     ids = random_ids(2, 9)
     with torch.no_grad():
         expected = fla_model(ids).logits
@@ -135,7 +133,6 @@ def test_inputs_of_odd_types(fla_model):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_auto_sequence_classification(side):
-    """It reads the last real token, whichever side the padding is on, and whether or not a mask is given."""
     model = small_model(model_class=RetNetForSequenceClassification, num_labels=3)
     assert type(AutoModelForSequenceClassification.from_config(model.config)) is type(model)
     prompts = [random_ids(1, length, seed) for seed, length in enumerate((12, 5, 1))]

@@ -130,14 +130,3 @@ def test_left_padded_batches_generate_the_tokens_of_their_rows(model):
     expected, expected_scores = zip(*(beams(prompt) for prompt in prompts()))
     assert tokens.equal(torch.cat(expected))
     close(scores, torch.cat(expected_scores))
-
-
-def test_padding_in_a_later_turn_of_generate(model):
-    """Two chats, the second turn of one shorter than that of the other."""
-    first, second = random_ids(2, 9), random_ids(2, 5, seed=1)
-    mask = torch.ones(2, 14, dtype=torch.int64)
-    mask[0, 9:12] = 0
-    state = model(first).past_key_values
-    together = greedy(model, torch.cat([first, second], dim=1), 20, attention_mask=mask, past_key_values=state)[:, 14:]
-    alone = [torch.cat([first[:1], second[:1, 3:]], dim=1), torch.cat([first[1:], second[1:]], dim=1)]
-    assert together.equal(torch.cat([greedy(model, ids, 20)[:, ids.shape[1] :] for ids in alone]))

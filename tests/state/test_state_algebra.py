@@ -45,7 +45,6 @@ def read(model, tokens, state=None, mask=None):
     share=st.floats(0, 1),
 )
 def test_rewinding_is_never_having_read(dtype, seed, before, calls, share):
-    """Any number of calls is recorded, any number of their tokens is taken back, padding in the middle included."""
     model, removed = MODELS[dtype], round(share * sum(calls))
     tokens, following = random_ids(2, before + sum(calls), seed), random_ids(2, 5, seed + 1)
     mask = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) < 0.8
@@ -125,17 +124,6 @@ def test_any_interleaving_is_the_straight_run(operations, seed, tmp_path_factory
     for row, (text, logits) in enumerate(zip(texts, read(model, following, state).logits)):
         straight = torch.cat([torch.tensor([text]), following[row : row + 1]], dim=1)
         close(logits, read(model, straight).logits[0, -3:], 1e-11)
-
-
-def test_a_batch_of_different_requests_generates_what_each_does_alone():
-    model, turns = MODELS[torch.float32], random_ids(2, 4, 3)
-    prompts = [random_ids(1, 9, 1), random_ids(1, 17, 2)]
-    joint = RetNetState.concatenate([read(model, prompt).past_key_values for prompt in prompts])
-    assert int(joint.get_seq_length()) == 17
-    together = greedy(model, turns, 10, past_key_values=joint)
-    for row, prompt in enumerate(prompts):
-        alone = greedy(model, torch.cat([prompt, turns[row : row + 1]], dim=1), 10)
-        assert together[row, 4:].equal(alone[0, -10:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -225,7 +213,6 @@ def equal_states(one: RetNetState, other: RetNetState) -> bool:
 
 @pytest.fixture(scope="module")
 def saved_state(tmp_path_factory):
-    """A state and the bytes of its file."""
     state = read(MODELS[torch.float32], random_ids(2, 6)).past_key_values
     path = tmp_path_factory.mktemp("saved") / "state.safetensors"
     state.save(path)
@@ -251,7 +238,6 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(saved_state, tmp_path_facto
 
 
 def of(name, change):
-    """Changes one tensor of a file."""
     return lambda tensors: tensors.update({name: change(tensors[name])})
 
 
@@ -274,7 +260,6 @@ REFUSED = [
 
 @pytest.mark.parametrize(("change", "reason"), REFUSED)
 def test_a_file_that_holds_no_state_of_the_model_is_refused(saved_state, tmp_path, change, reason):
-    """With a checksum of its own."""
     state, content = saved_state
     (tmp_path / "other").write_bytes(content)
     tensors = load_file(tmp_path / "other")

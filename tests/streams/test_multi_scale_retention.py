@@ -54,15 +54,6 @@ def test_it_computes_what_the_mixer_of_a_model_computes_and_its_gradients(dialec
         close(found, expected, 1e-12)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("form", ["parallel", "chunkwise", "recurrent"])
-def test_all_forms_are_equal(name, form):
-    layer, hidden_states = layer_of(name), random_states(2, 19)
-    expected, _ = layer(hidden_states)
-    layer.config.retention_form = form
-    close(layer(hidden_states)[0], expected, 1e-11)
-
-
 @settings(max_examples=20, deadline=None)
 @given(cuts=st.sets(st.integers(1, 22), max_size=4), name=st.sampled_from(sorted(OPTIONS)))
 @torch.no_grad()

@@ -82,7 +82,6 @@ def test_a_causal_convolution_is_a_padded_one_with_the_same_weights():
 
 
 def test_sessions_join_leave_pause_and_begin_anew(model):
-    """Rows are selected by index or by bool."""
     first, second = frames(2, 6, seed=1), frames(1, 6, seed=2)
     two, one = StreamState(model), StreamState(model)
     model(first[:, :3], two)
@@ -106,7 +105,6 @@ def test_sessions_join_leave_pause_and_begin_anew(model):
 
 
 def test_a_state_of_many_tokens_is_no_larger_than_one_of_few(model):
-    """Nor does it keep the memory of a long piece."""
     state = StreamState(model)
     model(frames(1, 1), state)
     few = state.nbytes
@@ -137,7 +135,6 @@ def test_gradients_flow_through_a_state(model):
 
 @pytest.fixture
 def saved(model, tmp_path):
-    """A state of two streams, and its file."""
     state, file = StreamState(model), tmp_path / "stream.safetensors"
     with pytest.raises(ValueError, match="has read nothing cannot be saved"):
         state.save(file, model)

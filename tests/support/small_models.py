@@ -8,6 +8,8 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import retnet_hf
@@ -243,6 +245,29 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
     """Equal to `tolerance` of the size of the expected values."""
     assert expected.isfinite().all()
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * max(1.0, expected.abs().max().item()))
+
+
+def same_tensors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Equal bit for bit, with the same names and dtypes."""
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert actual[name].dtype == tensor.dtype, name
+        assert actual[name].equal(tensor), name
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most elements in a tensor that an operation has made within, and not as a view; but for one number of them."""
+
+    def __init__(self, but: int | None = None) -> None:
+        super().__init__()
+        self.elements, self.but = 0, but
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if not function.is_view:
+            made = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+            self.elements = max([self.elements, *(elements for elements in made if elements != self.but)])
+        return result
 
 
 def tensors_within(thing, seen: set[int] | None = None) -> list[Tensor]:

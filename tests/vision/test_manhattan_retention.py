@@ -84,7 +84,6 @@ NAMES = ("query gradient", "key gradient", "value gradient", "decay gradient")
     learned=st.booleans(),
 )
 def test_every_form_is_the_masked_product_outputs_and_gradients(seed, dtype, height, width, tile_size, mask, form, learned):
-    """Whether the decays are learned, whose gradient PyTorch finds, or given."""
     image = Image(seed, height, width, dtype, mask, learned=learned)
     expected, output = image.masked_product(), image.run(form, tile_size=tile_size)
     assert output.dtype == dtype
@@ -95,7 +94,6 @@ def test_every_form_is_the_masked_product_outputs_and_gradients(seed, dtype, hei
 
 
 def test_the_gradient_of_a_gradient_is_that_of_the_masked_product():
-    """Also mixed ones of torch.func, by decays of a gradient by queries, which its levels do not show each other."""
     image, found = Image(0, 9, 8, mask=True, learned=False), []
     leaves = [image.query, image.key, image.value]
     for output in (image.run("chunkwise", tile_size=(3, 4)), image.masked_product()):

@@ -8,8 +8,6 @@ import pytest
 import torch
 from foreign_images import to_rmt
 from golden import at_hand, golden
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from small_models import close
 from small_vision_models import shake_vision, small_rmt, small_rmt_config
 from small_vision_models import stage_images as images
@@ -41,7 +39,6 @@ def equal(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("case", CLASSIFIERS)
 def test_the_authors_classifiers(case):
-    """Logits, the classifier's input, what stem and stages put out, loss and gradients."""
     case = golden(case)
     model, seen = from_rmt(case.state_dict, case.config), {}
     model.classifier.register_forward_pre_hook(lambda module, inputs: seen.update(pooled=inputs[0]))
@@ -58,7 +55,6 @@ def test_the_authors_classifiers(case):
 
 @pytest.mark.parametrize("case", CLASSIFIERS[:2])
 def test_the_authors_classifiers_in_training_mode(case):
-    """Batch norms over the batch, and the running mean after it."""
     case = golden(case)
     model = from_rmt({name: tensor.clone() for name, tensor in case.state_dict.items()}, case.config | {"drop_path_rate": 0})
     with torch.no_grad():
@@ -123,7 +119,6 @@ def written_out(attention: RMTAttention, hidden_states: Tensor, decays: list[flo
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "with maps"])
 @pytest.mark.parametrize("kind", ["decomposed", "whole"])
 def test_attention_is_its_definition(kind, implementation):
-    """In float64, on a grid that is not square, decays over the scores and not beside them."""
     config = small_rmt_config(attention_types=[kind] * 4, attn_implementation=implementation.replace("with maps", "sdpa"))
     attention = shake_vision(RMTAttention(config, stage=0)).double()
     hidden_states = torch.randn(2, 4, 3, 8, dtype=torch.float64)
@@ -133,17 +128,6 @@ def test_attention_is_its_definition(kind, implementation):
         output, maps = attention(hidden_states, geometry, output_attentions=implementation == "with maps")
     torch.testing.assert_close(output, expected, atol=1e-12, rtol=1e-12)
     assert (maps is None) == (implementation != "with maps")
-
-
-@settings(deadline=None, max_examples=20)
-@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 3))
-def test_decay_is_that_of_manhattan_distance(rows, columns, stage):
-    config = small_rmt_config(attention_types=["whole"] * 4)
-    decay = RMTPositions(config, stage)(rows, columns, torch.float64, torch.device("cpu")).decay[0].exp()
-    cells = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).double()
-    distance = torch.cdist(cells, cells, p=1)
-    expected = torch.stack([torch.tensor(gamma, dtype=torch.float64) ** distance for gamma in config.decays(stage)])
-    torch.testing.assert_close(decay, expected, atol=1e-13, rtol=1e-13)
 
 
 def test_no_cast_touches_decays_and_rotations():
@@ -168,7 +152,6 @@ def test_geometry_moves_to_another_device():
 
 @pytest.mark.parametrize(("height", "width"), [(33, 47), (1, 1), (5, 200)])
 def test_any_image_size(height, width):
-    """Each halving rounds up; an odd size gives what the written out attention gives."""
     model, pixel_values = small_rmt().double(), images(2, height, width).double()
     with torch.no_grad():
         out = model(pixel_values, output_hidden_states=True)
@@ -180,7 +163,6 @@ def test_any_image_size(height, width):
 
 
 def test_attention_maps():
-    """One per block, of all tokens to all tokens in decomposed stages too; by argument under SDPA, by configuration else."""
     model, pixel_values = small_rmt().double(), images(2, 32, 48).double()
     assert model.config._attn_implementation == "sdpa"
     out = model(pixel_values, output_attentions=True)
@@ -198,7 +180,6 @@ def test_attention_maps():
 
 @pytest.mark.parametrize("where", ["hidden_states", "projection"])
 def test_token_classifier(where):
-    """Logits of the image, and half of the largest of its tokens; in training as in evaluation."""
     model, seen, labels = small_rmt(token_classifier_input=where, drop_path_rate=0.0), [], torch.tensor([0, 3])
     for classifier in (model.classifier, model.token_classifier):
         classifier.register_forward_hook(lambda module, inputs, output: seen.append(output))

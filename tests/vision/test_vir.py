@@ -28,14 +28,12 @@ CAUSAL = [recipe for recipe in RECIPES if recipe not in ("bidirectional", "mirro
 
 
 def exact(actual: Tensor, expected: Tensor) -> None:
-    """Equal in float64."""
     assert actual.dtype == expected.dtype == torch.float64
     torch.testing.assert_close(actual, expected, atol=1e-12 * max(1.0, expected.abs().max().item()), rtol=0)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_all_forms_are_one_function(recipe):
-    """Logits, tokens and every gradient, in float64."""
     model, pixel_values, answers = small_vir(recipe).double(), images(dtype=torch.float64), []
     for form in (*FORMS, "auto"):
         out = model(pixel_values, labels=torch.tensor([0, 3]), retention_form=form)
@@ -48,7 +46,6 @@ def test_all_forms_are_one_function(recipe):
 
 @pytest.mark.parametrize("recipe", ["authors", "pulfer", "bidirectional"])
 def test_retention_is_its_definition(recipe):
-    """Each token, from those it sees, one by one."""
     config = small_vir_config(recipe)
     retention = shake_vision(ViRRetention(config)).double()
     hidden_states = torch.randn(2, 7, 16, dtype=torch.float64)
@@ -157,7 +154,6 @@ def test_the_state_between_bands_goes_through_offloaded_layers():
 @pytest.mark.parametrize("piece_size", [1, 5, 12])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_pieces_are_the_whole_sequence(recipe, piece_size, monkeypatch):
-    """Hidden states and logits, in float64; also of an image in bands that are longer than a piece."""
     model, pixel_values = small_vir(recipe).double(), images(dtype=torch.float64)
     whole = model(pixel_values, output_hidden_states=True, retention_form="chunkwise")
     monkeypatch.setattr(modeling_vir, "PIECE_SIZE", piece_size)
@@ -207,7 +203,6 @@ def test_positions_are_interpolated_bicubically(size):
 
 
 def test_initialisation():
-    """Truncated normal of 0.02, biases of 0, layer scale as configured; the mask token too."""
     config = small_vir_config("pulfer", hidden_size=64, use_layer_scale=True, pooling="class_token")
     for name, parameter in ViRForMaskedImageModeling(config).named_parameters():
         if parameter.dim() == 1:
@@ -221,7 +216,6 @@ def test_initialisation():
 
 @pytest.mark.parametrize("recipe", ["authors", "bidirectional", "mirrored"])
 def test_retention_maps(recipe):
-    """One per layer, of which the output is made, by argument and by configuration; a gradient reaches them."""
     model, pixel_values = small_vir(recipe).double(), images(dtype=torch.float64)
     out = model(pixel_values, output_attentions=True)
     tokens = 24 if recipe == "mirrored" else 13
@@ -278,7 +272,6 @@ def test_pixels_are_decoded_in_the_order_of_pixel_shuffle():
 @pytest.mark.parametrize("apply_layernorm", [True, False])
 @torch.no_grad()
 def test_backbone(apply_layernorm):
-    """Feature maps are the patches of some blocks, row by row; sizes are free."""
     outputs = {"out_features": ["stem", "stage2", "stage3"], "apply_layernorm": apply_layernorm}
     model = small_vir("authors", ViRBackbone, **outputs)
     assert model.channels == [16, 16, 16]

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retnet_hf import MetaFormerBackbone, RMTBackbone
-from retnet_hf.modules.layers import HeadDecay, angles, attention_map, eager_attention_forward, integer_frequencies
+from retnet_hf.modules.layers import HeadDecay, attention_map, eager_attention_forward
 from retnet_hf.vision.vision_blocks import FeedForward, ResidualBranch, drop_path_rates
 
 
@@ -71,17 +71,6 @@ def test_no_cast_touches_decays():
     assert not decay.state_dict()
 
 
-def test_angles_are_exact_at_any_position():
-    """A float32 product of position and frequency would be off by 1e-2 after a million tokens."""
-    frequency = integer_frequencies([1.0, 0.1, 0.0])
-    position = torch.tensor([[0], [7], [1_000_003]])
-    angle = angles(position, frequency, torch.bfloat16)
-    assert (angle.shape, angle.dtype) == ((3, 1, 3), torch.float32)
-    exact = position[..., None].double() * torch.tensor([1.0, 0.1, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(angle.cos().double(), exact.cos(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(angle.sin().double(), exact.sin(), rtol=0, atol=1e-6)
-
-
 def test_feed_forward_is_its_definition():
     feed_forward, tokens = FeedForward(4, 6, "relu", dropout=0.5).eval(), torch.randn(2, 3, 4)
     inner = (tokens @ feed_forward.fc1.weight.T + feed_forward.fc1.bias).clamp(min=0)
@@ -91,7 +80,6 @@ def test_feed_forward_is_its_definition():
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("heads", [2, 6])
 def test_attention_written_out_is_that_of_torch(heads, is_causal):
-    """Also of heads that share keys and values; a mask takes the place of is_causal."""
     query = torch.randn(2, heads, 5, 4, dtype=torch.float64)
     key, value = torch.randn(2, 2, 2, 5, 4, dtype=torch.float64)
     module, mask = nn.Module(), torch.randn(5, 5, dtype=torch.float64)
@@ -123,7 +111,6 @@ def test_a_cast_of_the_inputs_of_blocks_leaves_decays_and_rotations_alone(family
 
 
 def test_each_family_has_these_branches_and_decays(family):
-    """Rates rise from 0 to that of the configuration, layer scale begins as configured, decays are the configuration's."""
     modules = list(family.fresh(drop_path_rate=0.4, layer_scale_init_value=0.125).bfloat16().modules())
     branches = [module for module in modules if isinstance(module, ResidualBranch)]
     rates = [branch.drop_path_rate for branch in branches]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from safetensors.torch import load_file
-from small_models import PACKAGE_ABSENT, close, rounding
+from small_models import PACKAGE_ABSENT, close, rounding, same_tensors
 from small_vision_models import VISION_FAMILIES, random_images, random_picture
 from torch import Tensor
 from torch.export import Dim
@@ -38,7 +38,6 @@ def model(family):
 
 @pytest.fixture
 def folder(family, model, tmp_path):
-    """The classifier, saved with its image processor."""
     model.save_pretrained(tmp_path)
     family.processor().save_pretrained(tmp_path)
     return tmp_path
@@ -49,13 +48,6 @@ def logits_of(model, pixel_values: Tensor | None = None, **kwargs) -> Tensor:
     return model(random_images() if pixel_values is None else pixel_values, **kwargs).logits
 
 
-def same_tensors(actual: dict, expected: dict) -> None:
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert actual[name].dtype == tensor.dtype, name
-        assert actual[name].equal(tensor), name
-
-
 def computed_buffers(model) -> dict[str, Tensor]:
     """Buffers that no checkpoint holds: they follow from the configuration."""
     return {name: buffer for name, buffer in model.named_buffers() if name not in model.state_dict()}
@@ -63,7 +55,6 @@ def computed_buffers(model) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("size", [(32, 32), (64, 40), (24, 48)])
 def test_logits_of_images_of_any_size_do_not_depend_on_each_other(model, size):
-    """In float64, in which the order of summation, which depends on the batch, is no matter."""
     double, pixel_values = copy.deepcopy(model).double(), random_images(2, *size, dtype=torch.float64)
     logits, *rows = (
         logits_of(double, images, interpolate_pos_encoding=True) for images in (pixel_values, *pixel_values.split(1))
@@ -119,7 +110,6 @@ def test_sizes_that_do_not_fit_are_refused_or_work(family, model, size, interpol
 
 
 def test_other_configs_run_and_are_saved(family, tmp_path):
-    """Non-square images and patches where the config has them, grey images, one label, names of labels."""
     shapes = {"image_size": (24, 40)} | ({"patch_size": (4, 8)} if "patch_size" in family.fields else {})
     names = dict(enumerate(["cat", "dog", "bird", "fish", "yak", "zebu", "ant"]))
     named = {"num_labels": 7, "id2label": names, "label2id": {name: number for number, name in names.items()}}
@@ -138,7 +128,6 @@ def test_other_configs_run_and_are_saved(family, tmp_path):
 
 
 def test_another_number_of_labels(model, folder):
-    """The body is kept and the head made anew."""
     loaded, report = AutoClassifier.from_pretrained(
         folder, num_labels=8, ignore_mismatched_sizes=True, output_loading_info=True
     )
@@ -163,7 +152,6 @@ SEVERAL = torch.tensor([[1.0, 0, 0, 1, 0], [0, 0, 1, 0, 0]])
     ],
 )
 def test_problem_types(family, problem, labels, formula):
-    """The loss is that of the formula, by problem_type and by guess."""
     for options in ({}, {"problem_type": problem}):
         out = family.model(num_labels=1 if problem == "regression" else 5, **options)(random_images(), labels=labels)
         close(out.loss, formula(out.logits, labels), rounding(10))
@@ -193,7 +181,6 @@ def expected_scores(family, model, picture, processor_class: type | None = None)
 
 
 def test_pipeline_image_classification(family):
-    """Labels of the config, scores that sum to one, top_k, batches."""
     model = family.model(id2label=dict(enumerate(["ant", "bee", "cow", "dog", "eel"]))).double()
     classifier = pipeline("image-classification", model=model, image_processor=family.processor())
     pictures = [random_picture(seed=seed) for seed in range(5)]
@@ -208,7 +195,6 @@ def test_pipeline_image_classification(family):
 
 
 def test_pipeline_from_folder(family, model, folder):
-    """pipeline(model=<saved folder>) finds model and processor by itself; image-feature-extraction too."""
     picture = random_picture()
     picture.save(folder / "picture.png")
     classifier = pipeline("image-classification", model=str(folder))
@@ -293,7 +279,6 @@ def test_pipeline_without_torchvision(family, another_process, place, package):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_save_load_dtypes(family, model, folder, dtype):
-    """Weights are of the type that was saved or is asked for; buffers are those of a fresh model."""
     half, buffers = family.model().to(dtype), computed_buffers(model)
     half.save_pretrained(folder / "half")
     same_tensors(load_file(folder / "half" / "model.safetensors"), half.state_dict())
@@ -309,7 +294,6 @@ def test_save_load_dtypes(family, model, folder, dtype):
 
 
 def test_saved_folders_load_to_the_same_model(family, model, folder):
-    """In one file or several, with a device map; every Auto class finds its own; the base loads from the classifier's."""
     assert (
         type(AutoConfig.from_pretrained(folder))
         is type(AutoConfig.for_model(model.config.model_type))
@@ -343,7 +327,6 @@ def test_no_split_modules(model):
 
 
 def test_auto_backbone(family, folder):
-    """Feature maps (n, channels, h, w) of the chosen stages, with the weights of the classifier's folder."""
     names = family.config().stage_names
     for chosen in ([names[-1]], names[1:], names[-2:]):
         backbone, report = family.backbone_class.from_pretrained(folder, out_features=chosen, output_loading_info=True)
@@ -370,7 +353,6 @@ def test_deepcopy_and_pickle(family, tmp_path):
 
 
 def test_meta_device_load(family, model):
-    """Built on the meta device, materialised and initialised, the model runs and its buffers are right."""
     with init_empty_weights(include_buffers=True):
         empty = family.classifier_class(model.config)
     assert {tensor.device.type for tensor in [*empty.parameters(), *empty.buffers()]} == {"meta"}
@@ -392,7 +374,6 @@ def test_meta_device_load(family, model):
 
 
 def test_half_precision(family, model):
-    """bf16 and fp16 are close to fp32, and autocast trains."""
     for dtype, tolerance in ((torch.bfloat16, 0.06), (torch.float16, 0.03)):
         half = copy.deepcopy(model).to(dtype)
         logits, expected = logits_of(half, random_images().to(dtype)), logits_of(copy.deepcopy(half).float())
@@ -422,7 +403,6 @@ def gradients_of(model, forward=None) -> tuple[Tensor, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing(family, reentrant):
-    """Loss and gradients are the same, and blocks are run again; in evaluation nothing is."""
     model, runs = family.model().train(), []
     blocks = [module for module in model.modules() if type(module).__name__.endswith("Block")]
     layers = [layer for block in blocks for layer in block.modules() if isinstance(layer, torch.nn.Linear)]
@@ -449,7 +429,6 @@ def test_every_parameter_gets_a_gradient(family):
 
 
 def test_compiled_training_step(family, fresh_compiler):
-    """One graph (aot_eager): same loss and gradients."""
     model = family.model(**family.smallest).train()
     loss, expected = gradients_of(model)
     compiled_loss, gradients = gradients_of(model, torch.compile(model, fullgraph=True, backend="aot_eager"))
@@ -459,7 +438,6 @@ def test_compiled_training_step(family, fresh_compiler):
 
 
 def test_torch_export(family, fresh_compiler):
-    """With the batch size left open."""
     model, shapes = family.model(**family.smallest), {"pixel_values": {0: Dim("batch")}}
     inputs = {"pixel_values": random_images(3)}
     program = torch.export.export(copy.deepcopy(model), (), inputs, dynamic_shapes=shapes)
@@ -509,7 +487,6 @@ class StopAtTen(TrainerCallback):
 
 
 def test_trainer_learns(family, tmp_path):
-    """20 steps lower the loss, evaluate() returns the metric, resuming at step 10 ends at the same weights."""
     whole = trained(tmp_path / "whole", family.fresh())
     assert len(losses(whole)) == 20
     assert sum(losses(whole)[-3:]) / 3 < 0.8 * losses(whole)[0]

@@ -34,7 +34,6 @@ LINEARIZE += " --top-logits 8"
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """A working directory with a source, a text, and sizes of a model."""
     monkeypatch.chdir(tmp_path)
     make_source(tmp_path)
     Path("sizes.json").write_text(json.dumps(SIZES))
@@ -42,7 +41,6 @@ def workplace(tmp_path, monkeypatch):
 
 
 def start(arguments: str) -> AbstractContextManager[subprocess.Popen]:
-    """The command in two processes, as a terminal would start it: what they say on one pipe."""
     return started(
         [sys.executable, *torchrun_launcher(2), "-m", "retnet_hf.cli", *arguments.split()],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -53,14 +51,12 @@ def start(arguments: str) -> AbstractContextManager[subprocess.Popen]:
 
 
 def run(arguments: str) -> str:
-    """Everything that two processes say."""
     with start(arguments) as process:
         said, _ = process.communicate(timeout=240)
     return said
 
 
 def evaluations(folder: str) -> list[float]:
-    """Losses on the held-out text, of a finished folder."""
     [state] = Path(folder).glob("checkpoint-*/trainer_state.json")
     return [entry["eval_loss"] for entry in json.loads(state.read_text())["log_history"] if "eval_loss" in entry]
 

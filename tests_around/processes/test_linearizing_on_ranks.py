@@ -42,7 +42,6 @@ torch.distributed.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    """Teacher and student before training, the blocks, and what two ranks made of the student."""
     folder = tmp_path_factory.mktemp("aligned")
     teacher = source_of("Qwen2")
     student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(2, 16)]))

@@ -5,5 +5,4 @@ from torchrun import run_ranks
 
 
 def test_every_engine_computes_what_one_process_does(tmp_path):
-    """Four processes go on with what two have begun and saved in shares."""
     run_ranks([2, 4], "parallel_engines_ranks.py", tmp_path)

@@ -11,7 +11,6 @@ from torchrun import run_ranks
 
 
 def test_processes_carry_the_states_of_their_rows(tmp_path):
-    """Two processes train as one does; each number of them goes on from a checkpoint of the other."""
     small_model().save_pretrained(tmp_path / "model")
     torch.save(torch.randint(0, 40, (STREAMS * SEGMENT * STEPS_PER_EPOCH,)), tmp_path / "tokens.pt")
     train(tmp_path, tmp_path / "one", 1)

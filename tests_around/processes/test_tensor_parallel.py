@@ -54,7 +54,6 @@ MODELS = {"model": small_model("fla"), "hybrid": small_model("hybrid", **HYBRID)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """What the ranks were given, the folder with what two of them made of it; and published folders that they read."""
     folder, published = tmp_path_factory.mktemp("ranks"), {}
     for name, model in MODELS.items():
         model.save_pretrained(folder / name)
@@ -70,7 +69,6 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize(("name", "heads"), [("model", [2, 2]), ("hybrid", [2, 1])])
 def test_two_ranks_compute_what_one_process_does(run, name, heads):
-    """They share the heads of softmax attention and states, too."""
     inputs, folder, _ = run
     model, outputs, ids = MODELS[name], torch.load(folder / f"{name}.pt"), inputs["input_ids"]
     assert outputs["heads"] == heads

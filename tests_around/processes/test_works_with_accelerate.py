@@ -85,7 +85,6 @@ MODEL, IDS, DATA = small_model(), random_ids(4, 21), random_ids(16, 17, seed=1)
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Everything that two processes compute, in one launch."""
     folder = tmp_path_factory.mktemp("launched")
     MODEL.save_pretrained(folder / "model")
     torch.save(IDS, folder / "ids.pt")
@@ -100,7 +99,6 @@ def results(tmp_path_factory):
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
 def test_gradients_of_two_processes_are_those_of_one(results, wrapper):
-    """And the logits of sharded weights."""
     MODEL.zero_grad()
     output = MODEL(IDS, labels=IDS)
     output.loss.backward()
