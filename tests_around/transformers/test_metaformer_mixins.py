@@ -16,15 +16,12 @@ from retnet_hf import (
 )
 
 
-transformers_suite.enter_classes(
-    common,
-    "metaformer",
-    {
-        "MODEL": MetaFormerModel,
-        "MODEL_FOR_IMAGE_CLASSIFICATION": MetaFormerForImageClassification,
-        "MODEL_FOR_BACKBONE": MetaFormerBackbone,
-    },
-)
+CLASSES = {
+    "MODEL": MetaFormerModel,
+    "MODEL_FOR_IMAGE_CLASSIFICATION": MetaFormerForImageClassification,
+    "MODEL_FOR_BACKBONE": MetaFormerBackbone,
+}
+transformers_suite.enter_classes(common, "metaformer", CLASSES)
 
 
 class MetaFormerModelTester(VisionModelTester):

@@ -10,15 +10,8 @@ from vision_suite import NO_TOKENS_IN, FeatureMapModelTests, VisionModelTester, 
 from retnet_hf import RMTBackbone, RMTConfig, RMTForImageClassification, RMTImageProcessorPil, RMTModel
 
 
-transformers_suite.enter_classes(
-    common,
-    "rmt",
-    {
-        "MODEL": RMTModel,
-        "MODEL_FOR_IMAGE_CLASSIFICATION": RMTForImageClassification,
-        "MODEL_FOR_BACKBONE": RMTBackbone,
-    },
-)
+CLASSES = {"MODEL": RMTModel, "MODEL_FOR_IMAGE_CLASSIFICATION": RMTForImageClassification, "MODEL_FOR_BACKBONE": RMTBackbone}
+transformers_suite.enter_classes(common, "rmt", CLASSES)
 
 
 class RMTModelTester(VisionModelTester):

@@ -17,16 +17,13 @@ from retnet_hf import (
 )
 
 
-transformers_suite.enter_classes(
-    common,
-    "vir",
-    {
-        "MODEL": ViRModel,
-        "MODEL_FOR_IMAGE_CLASSIFICATION": ViRForImageClassification,
-        "MODEL_FOR_MASKED_IMAGE_MODELING": ViRForMaskedImageModeling,
-        "MODEL_FOR_BACKBONE": ViRBackbone,
-    },
-)
+CLASSES = {
+    "MODEL": ViRModel,
+    "MODEL_FOR_IMAGE_CLASSIFICATION": ViRForImageClassification,
+    "MODEL_FOR_MASKED_IMAGE_MODELING": ViRForMaskedImageModeling,
+    "MODEL_FOR_BACKBONE": ViRBackbone,
+}
+transformers_suite.enter_classes(common, "vir", CLASSES)
 
 
 class ViRModelTester(VisionModelTester):
