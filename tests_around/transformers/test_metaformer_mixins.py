@@ -4,14 +4,13 @@
 import unittest
 
 import transformers_suite
-from small_vision_models import small_metaformer, small_metaformer_config
+from small_vision_models import small_metaformer_config
 from vision_suite import FeatureMapModelTests, VisionModelTester, backbone_common, common
 
 from retnet_hf import (
     MetaFormerBackbone,
     MetaFormerConfig,
     MetaFormerForImageClassification,
-    MetaFormerImageProcessorPil,
     MetaFormerModel,
 )
 
@@ -43,15 +42,7 @@ class MetaFormerModelTester(VisionModelTester):
 class MetaFormerModelTest(FeatureMapModelTests, unittest.TestCase):
     model_tester = MetaFormerModelTester()
     all_model_classes = (MetaFormerModel, MetaFormerForImageClassification, MetaFormerBackbone)
-    pipeline_model_mapping = {
-        "image-classification": MetaFormerForImageClassification,
-        "image-feature-extraction": MetaFormerModel,
-    }
     _torch_compile_train_cls = MetaFormerForImageClassification  # a slow test, for accelerators only
-
-    @classmethod
-    def model_and_preprocessor(cls, model_class):
-        return small_metaformer(model_class=model_class), MetaFormerImageProcessorPil(size=40)
 
 
 class MetaFormerBackboneTest(backbone_common.BackboneTesterMixin, unittest.TestCase):
