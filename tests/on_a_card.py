@@ -31,7 +31,7 @@ from small_models import DIALECTS, FAMILIES, left_padded, random_ids, small_mode
 from small_vision_models import small_metaformer, small_rmt, small_vir, stage_images, vir_images  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from retnet_hf import RetNetForMaskedLM, RetNetState, context_parallel  # noqa: E402
+from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, RetNetState, context_parallel  # noqa: E402
 from retnet_hf.ops.kernels import KERNELS_VARIABLE  # noqa: E402
 
 
@@ -46,26 +46,30 @@ def padded(device: str) -> tuple[Tensor, Tensor]:
     return ids.to(device), mask.to(device)
 
 
-def gradients_of(model: nn.Module) -> Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+def trained(
+    model: nn.Module, call: Callable | None = None, kind: str = "", tokens: Tensor | None = None, **batch
+) -> Results:
+    """Loss, logits of some tokens, and gradients of a step of training; `kind` begins the names of what is half as exact."""
+    output = (model if call is None else call)(**batch)
+    output.loss.backward()
+    gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    logits = output.logits if tokens is None else output.logits[tokens]
+    return {f"{kind}loss": output.loss, f"{kind}logits": logits, f"{kind}gradients": gradients}
 
 
-def training(dialect: str, device: str, checkpointed: bool = False) -> Results:
-    model = small_model(dialect).train().to(device)
+def training(dialect: str, device: str, checkpointed: bool = False, model_class=RetNetForCausalLM, **options) -> Results:
+    model = small_model(dialect, model_class, **options).train().to(device)
     if checkpointed:
         model.gradient_checkpointing_enable()
     ids, mask = padded(device)
-    output = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100), use_cache=False)
-    output.loss.backward()
-    return {"loss": output.loss, "logits": output.logits[mask.bool()], "gradients": gradients_of(model)}
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    return trained(model, tokens=mask.bool(), **batch, **({} if options else {"use_cache": False}))
 
 
 def packed(dialect: str, device: str) -> Results:
     model, ids = small_model(dialect).to(device), random_ids(1, LENGTH).to(device)
     position = torch.cat([torch.arange(30), torch.arange(LENGTH - 30)])[None].to(device)
-    output = model(ids, position_ids=position, labels=ids, use_cache=False)
-    output.loss.backward()
-    return {"logits": output.logits, "gradients": gradients_of(model)}
+    return trained(model, input_ids=ids, position_ids=position, labels=ids, use_cache=False)
 
 
 @torch.no_grad()
@@ -96,8 +100,8 @@ def states(dialect: str, device: str) -> Results:
 @torch.no_grad()
 def documents(device: str) -> Results:
     """Packed documents that continue from rows of a state."""
-    model = small_model("grouped").to(device)
-    slots, found = RetNetState.zeros(model.config, 4, device=device), []
+    model, found = small_model("grouped").to(device), []
+    slots = RetNetState.zeros(model.config, 4, device=device)
     for bounds, rows in (([0, 7, 20], [2, 0]), ([0, 1, 2, 9], [0, 2, 3])):
         options = {"cu_seq_lens_q": bounds, "state_rows": torch.tensor(rows, device=device), "use_cache": True}
         found.append(model(random_ids(1, bounds[-1]).to(device), past_key_values=slots, **options).logits)
@@ -109,16 +113,7 @@ def segments(device: str) -> Results:
     model, ids = small_model("grouped").to(device), random_ids(2, LENGTH).to(device)
     context_parallel(model, join_alone(), "head_to_tail")
     state = model(ids, use_cache=True).past_key_values
-    output = model(ids, shift_labels=ids, labels=ids, past_key_values=state)
-    output.loss.backward()
-    return {"logits": output.logits, "gradients": gradients_of(model)}
-
-
-def encoder(device: str) -> Results:
-    model, (ids, mask) = small_model("fla", RetNetForMaskedLM, bidirectional=True).to(device), padded(device)
-    output = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
-    output.loss.backward()
-    return {"logits": output.logits[mask.bool()], "gradients": gradients_of(model)}
+    return trained(model, input_ids=ids, shift_labels=ids, labels=ids, past_key_values=state)
 
 
 @torch.no_grad()
@@ -130,27 +125,21 @@ def half(dialect: str, device: str) -> Results:
 
 def autocast(dialect: str, device: str) -> Results:
     model, ids = small_model(dialect).to(device), random_ids(2, LENGTH).to(device)
-    with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=device != "cpu"):
-        output = model(ids, labels=ids, use_cache=False)
-    output.loss.backward()
-    return {"half": output.logits, "half gradients": gradients_of(model)}
+    call = torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=device != "cpu")(model)
+    return trained(model, call, "half ", input_ids=ids, labels=ids, use_cache=False)
 
 
 def compiled(dialect: str, device: str) -> Results:
     """As one graph, with its gradients, on the GPU alone."""
     model, ids = small_model(dialect).to(device), random_ids(2, LENGTH).to(device)
     call = model if device == "cpu" else torch.compile(model, fullgraph=True)
-    output = call(input_ids=ids, labels=ids, use_cache=False)
-    output.loss.backward()
-    return {"logits": output.logits, "gradients": gradients_of(model)}
+    return trained(model, call, input_ids=ids, labels=ids, use_cache=False)
 
 
 def pictures(family: str, device: str, **options) -> Results:
     model = {"vir": small_vir, "rmt": small_rmt, "metaformer": small_metaformer}[family](**options).to(device)
     shown = (vir_images() if family == "vir" else stage_images()).to(device)
-    output = model(shown, labels=torch.zeros(len(shown), dtype=torch.long, device=device))
-    output.loss.backward()
-    return {"logits": output.logits, "gradients": gradients_of(model)}
+    return trained(model, pixel_values=shown, labels=torch.zeros(len(shown), dtype=torch.long, device=device))
 
 
 def cases() -> dict[str, Callable[[str], Results]]:
@@ -165,7 +154,8 @@ def cases() -> dict[str, Callable[[str], Results]]:
         found[f"states, {dialect}"] = part(states, dialect)
         found[f"autocast, {dialect}"] = part(autocast, dialect)
     found |= {f"beams, {dialect}": part(generation, dialect, num_beams=3) for dialect in ("fla", "hybrid")}
-    found |= {"documents": documents, "segments": segments, "encoder": encoder, "compiled": part(compiled, "fla")}
+    found |= {"documents": documents, "segments": segments, "compiled": part(compiled, "fla")}
+    found["encoder"] = part(training, "fla", model_class=RetNetForMaskedLM, bidirectional=True)
     for recipe in ("authors", "pulfer", "mean", "bidirectional", "mirrored"):
         found[f"pictures, vir, {recipe}"] = part(pictures, "vir", recipe=recipe)
     found |= {f"pictures, {family}": part(pictures, family) for family in ("rmt", "metaformer")}
@@ -200,9 +190,8 @@ def work(name: str, kernels: str, device: str) -> list[str]:
 
 
 def main(words: list[str] | None = None) -> None:
-    add = (
-        parser := argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    ).add_argument
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
     add("--device", default="cuda", help='"cpu" tries the script without a GPU')
     add("--kernels", nargs="*", default=["", "triton", "torch"], help="values of RETNET_HF_KERNELS; empty is the default")
     add("--cases", default="", help="beginning of the names of cases")
@@ -246,9 +235,8 @@ def main(words: list[str] | None = None) -> None:
     for name, found in failed.items():
         print(f"WRONG {name}: {'; '.join(found)}")
     seconds = time.monotonic() - begun
-    print(
-        f"{len(jobs) + len(kernels_alone) - len(failed)} right, {len(failed)} wrong, {seconds:.0f} s on {arguments.device}"
-    )
+    right = len(jobs) + len(kernels_alone) - len(failed)
+    print(f"{right} right, {len(failed)} wrong, {seconds:.0f} s on {arguments.device}")
     sys.exit(1 if failed or not jobs else 0)
 
 

@@ -218,20 +218,6 @@ def test_streaming_with_a_call_in_between(place):
     assert place.take() == (2, 36)
 
 
-def test_threads(place):
-    model = place.model()
-    expected = without(lambda: [greedy(model, place.ids(seed=seed), 30) for seed in range(4)])
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda seed: greedy(model, place.ids(seed=seed), 30), range(4)))
-    assert all(one.equal(other) for one, other in zip(found, expected))
-
-
-def test_batches_of_other_sizes(place):
-    model = place.model()
-    for batch in (2, 3, 1, 2):
-        place.check(lambda batch=batch: greedy(model, place.ids(batch), 20), (1, 18))
-
-
 CHANGES = {
     "in place": lambda model: model.lm_head.weight.data.mul_(-1.5),
     "replaced": lambda model: setattr(model.lm_head, "weight", nn.Parameter(-model.lm_head.weight.detach())),
@@ -293,75 +279,55 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("reason", REASONS)
-def test_what_is_not_captured(place, reason):
-    model = place.model()
-    REASONS[reason](model)
-    greedy(model, place.ids(), 20)
-    assert place.take() == (0, 0)
-
-
-def test_other_layers_autocast_and_the_variable_are_not_captured(place, monkeypatch):
-    for dialect in ("hybrid", "ring"):
-        greedy(place.model(dialect), place.ids(), 12)
-    with torch.autocast(place.device, torch.bfloat16):
-        greedy(place.model(), place.ids(), 20)
-    monkeypatch.setenv("RETNET_HF_CUDA_GRAPHS", "0")
-    greedy(place.model(), place.ids(), 20)
-    assert place.take() == (0, 0)
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static", "static implementation"])
-def test_caches_of_transformers_are_left_alone(place, cache):
-    model, ids = place.model(), place.ids()
-    options = {
-        "dynamic": lambda: {"past_key_values": DynamicCache(config=model.config), "disable_compile": True},
-        "static": lambda: {"past_key_values": StaticCache(model.config, max_cache_len=40), "disable_compile": True},
-        "static implementation": lambda: {"cache_implementation": "static"},
-    }[cache]()
-    expected = without(lambda: greedy(model, ids, 20))
-    with mock.patch.object(type(model), "get_compiled_call", lambda self, config: self.__call__):
-        assert greedy(model, ids, 20, **options).equal(expected)
-    assert place.take() == (0, 0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"use_cache": False},
-        {"disable_compile": True},
-        {"max_new_tokens": 7},
-        {"output_attentions": True, "return_dict_in_generate": True},
-        {"output_hidden_states": True, "return_dict_in_generate": True},
-        {"position_ids": torch.arange(7)[None]},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_calls_that_are_not_captured(place, options):
-    options = {name: value.to(place.device) if isinstance(value, Tensor) else value for name, value in options.items()}
-    place.model().generate(place.ids(), **{"max_new_tokens": 20, "do_sample": False} | options)
-    assert place.take() == (0, 0)
-
-
-def test_hidden_states_leave_nothing_that_prevents_it(place):
+def test_hidden_states_leave_nothing_that_prevents_it_nor_do_batches_of_other_sizes(place):
     """Transformers leaves the hooks that record hidden states in place, where they do nothing."""
     model = place.model()
+    for batch in (2, 3, 1):
+        place.check(lambda batch=batch: greedy(model, place.ids(batch), 20), (1, 18))
     greedy(model, place.ids(), 20, output_hidden_states=True, return_dict_in_generate=True)
     greedy(model, place.ids(), 20)
     assert place.take() == (1, 18)
 
 
-@pytest.mark.parametrize("assistant", ["another", "prompt lookup", "a Llama"])
-def test_assisted_decoding(place, assistant):
-    """Several tokens a step, and drafts that are taken back: not captured, and the same tokens."""
+OPTIONS = {  # of calls that are not captured
+    "no cache": {"use_cache": False},
+    "no compilation": {"disable_compile": True},
+    "few tokens": {"max_new_tokens": 7},
+    "attentions": {"output_attentions": True, "return_dict_in_generate": True},
+    "hidden states of a call": {"output_hidden_states": True, "return_dict_in_generate": True},
+    "positions": {"position_ids": torch.arange(7)[None]},
+}
+
+
+@pytest.mark.parametrize("reason", [*REASONS, *OPTIONS, "hybrid", "ring", "autocast", "variable"])
+def test_what_is_not_captured(place, reason, monkeypatch):
+    model = place.model(reason if reason in ("hybrid", "ring") else "fla")
+    REASONS.get(reason, lambda _: None)(model)
+    options = {"max_new_tokens": 20, "do_sample": False} | OPTIONS.get(reason, {})
+    options = {name: value.to(place.device) if isinstance(value, Tensor) else value for name, value in options.items()}
+    if reason == "variable":
+        monkeypatch.setenv("RETNET_HF_CUDA_GRAPHS", "0")
+    with torch.autocast(place.device, torch.bfloat16, enabled=reason == "autocast"):
+        model.generate(place.ids(), **options)
+    assert place.take() == (0, 0)
+
+
+LEFT_ALONE = {  # caches of transformers; drafts, of which several tokens a step may be taken back
+    "dynamic": lambda place, config: {"past_key_values": DynamicCache(config=config), "disable_compile": True},
+    "static": lambda place, config: {"past_key_values": StaticCache(config, max_cache_len=40), "disable_compile": True},
+    "static implementation": lambda place, config: {"cache_implementation": "static"},
+    "another model": lambda place, config: {"assistant_model": place.model("fla", seed=3)},
+    "prompt lookup": lambda place, config: {"prompt_lookup_num_tokens": 3},
+    "a Llama": lambda place, config: {"assistant_model": small_llama().to(place.device)},
+}
+
+
+@pytest.mark.parametrize("kind", LEFT_ALONE)
+def test_caches_of_transformers_and_drafts_are_left_alone_and_change_no_token(place, kind):
     model, ids = place.model(), place.ids(1)
-    draft = {
-        "another": lambda: {"assistant_model": place.model("fla", seed=3)},
-        "prompt lookup": lambda: {"prompt_lookup_num_tokens": 3},
-        "a Llama": lambda: {"assistant_model": small_llama().to(place.device)},
-    }[assistant]()
-    expected = without(lambda: greedy(model, ids, 30))
-    assert greedy(model, ids, 30, **draft).equal(expected)
+    expected, options = without(lambda: greedy(model, ids, 30)), LEFT_ALONE[kind](place, model.config)
+    with mock.patch.object(type(model), "get_compiled_call", lambda self, config: self.__call__):
+        assert greedy(model, ids, 30, **options).equal(expected)
     assert place.take() == (0, 0)
 
 

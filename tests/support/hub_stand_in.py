@@ -5,6 +5,7 @@ import base64
 import hashlib
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -17,41 +18,44 @@ class HubStandIn:
     def __init__(self) -> None:
         self.files: dict[str, dict[str, bytes]] = {}
         self.cards: list[str] = []  # model cards that were sent to be checked
-        self.requests: list[str] = []
         self.url = ""
 
     def commit_of(self, repo: str) -> str:
         contents = b"".join(name.encode() + data for name, data in sorted(self.files[repo].items()))
         return hashlib.sha1(contents).hexdigest()
 
-    def create(self, body: dict) -> dict:
-        repo = f"{body.get('organization') or 'someone'}/{body['name']}"
-        self.files.setdefault(repo, {})
-        return {"url": f"{self.url}/{repo}", "name": repo, "id": "0"}
+    def posted(self, parts: list[str], body: bytes) -> dict | None:
+        """What is answered to a POST at a path; None of one that is not known."""
+        repo = "/".join(parts[2:4])
+        if parts[:3] == ["api", "repos", "create"]:
+            asked = json.loads(body)
+            repo = f"{asked.get('organization') or 'someone'}/{asked['name']}"
+            self.files.setdefault(repo, {})
+            return {"url": f"{self.url}/{repo}", "name": repo, "id": "0"}
+        if parts == ["api", "validate-yaml"]:
+            self.cards.append(json.loads(body)["content"])
+            return {"errors": [], "warnings": []}
+        if parts[:2] == ["api", "models"] and parts[4] == "preupload":
+            paths = [file["path"] for file in json.loads(body)["files"]]
+            return {"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]}
+        if parts[:2] == ["api", "models"] and parts[4] == "commit":
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    assert line["value"]["encoding"] == "base64"
+                    self.files[repo][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            oid = self.commit_of(repo)
+            return {"success": True, "commitOid": oid, "commitUrl": f"{self.url}/{repo}/commit/{oid}", "hookOutput": ""}
+        return None
 
-    def preupload(self, body: dict) -> dict:
-        files = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False} for file in body["files"]]
-        return {"files": files}
-
-    def commit(self, repo: str, lines: list[dict]) -> dict:
-        for line in lines:
-            if line["key"] == "file":
-                assert line["value"]["encoding"] == "base64"
-                self.files[repo][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-        oid = self.commit_of(repo)
-        return {"success": True, "commitOid": oid, "commitUrl": f"{self.url}/{repo}/commit/{oid}", "hookOutput": ""}
-
-    def info(self, repo: str) -> dict:
-        siblings = [{"rfilename": name, "size": len(data)} for name, data in self.files[repo].items()]
+    def listed(self, repo: str, tree: bool) -> list | dict:
+        """The tree of a repository, or what is known of it."""
+        files = {name: {"size": len(data), "oid": hashlib.sha1(data).hexdigest()} for name, data in self.files[repo].items()}
+        if tree:
+            return [{"type": "file", "path": name} | file for name, file in files.items()]
         card = ModelCard(self.files[repo].get("README.md", b"").decode()).data.to_dict()
         known = {name: card.get(name) for name in ("pipeline_tag", "library_name", "tags")}
+        siblings = [{"rfilename": name, "size": file["size"]} for name, file in files.items()]
         return {"id": repo, "sha": self.commit_of(repo), "siblings": siblings, "private": False} | known
-
-    def tree(self, repo: str) -> list[dict]:
-        return [
-            {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-            for name, data in self.files[repo].items()
-        ]
 
 
 def handler_for(hub: HubStandIn) -> type[BaseHTTPRequestHandler]:
@@ -63,42 +67,25 @@ def handler_for(hub: HubStandIn) -> type[BaseHTTPRequestHandler]:
 
         def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
             self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            for name, value in headers.items():
+            for name, value in ({"Content-Length": str(len(body))} | headers).items():
                 self.send_header(name.replace("_", "-"), value)
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)
 
-        def answer_json(self, value) -> None:
-            self.answer(200, json.dumps(value).encode(), Content_Type="application/json")
-
         def do_POST(self) -> None:
-            hub.requests.append(f"POST {self.path}")
-            body = self.rfile.read(int(self.headers["Content-Length"]))
             parts = self.path.split("?")[0].strip("/").split("/")
-            if parts[:3] == ["api", "repos", "create"]:
-                self.answer_json(hub.create(json.loads(body)))
-            elif parts == ["api", "validate-yaml"]:
-                hub.cards.append(json.loads(body)["content"])
-                self.answer_json({"errors": [], "warnings": []})
-            elif parts[:2] == ["api", "models"] and parts[4] == "preupload":
-                self.answer_json(hub.preupload(json.loads(body)))
-            elif parts[:2] == ["api", "models"] and parts[4] == "commit":
-                self.answer_json(hub.commit("/".join(parts[2:4]), [json.loads(line) for line in body.splitlines()]))
-            else:
-                self.answer(404)
+            found = hub.posted(parts, self.rfile.read(int(self.headers["Content-Length"])))
+            self.answer(404 if found is None else 200, json.dumps(found).encode(), Content_Type="application/json")
 
         def do_GET(self) -> None:
-            hub.requests.append(f"{self.command} {self.path}")
             parts = self.path.split("?")[0].strip("/").split("/")
-            if parts[:2] == ["api", "models"] and "/".join(parts[2:4]) in hub.files:
-                repo = "/".join(parts[2:4])
-                self.answer_json(hub.tree(repo) if parts[4:5] == ["tree"] else hub.info(repo))
+            if parts[:2] == ["api", "models"] and (repo := "/".join(parts[2:4])) in hub.files:
+                found = hub.listed(repo, tree=parts[4:5] == ["tree"])
+                self.answer(200, json.dumps(found).encode(), Content_Type="application/json")
                 return
-            repo, data = "/".join(parts[:2]), None
-            if parts[2:3] == ["resolve"]:
-                data = hub.files.get(repo, {}).get("/".join(parts[4:]))
+            repo = "/".join(parts[:2])
+            data = hub.files.get(repo, {}).get("/".join(parts[4:])) if parts[2:3] == ["resolve"] else None
             if data is None:
                 missing = "EntryNotFound" if repo in hub.files else "RepoNotFound"
                 self.answer(404, X_Error_Code=missing, X_Error_Message="not here")
@@ -111,15 +98,10 @@ def handler_for(hub: HubStandIn) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def serving(hub: HubStandIn):
+def serving(hub: HubStandIn) -> Iterator[HubStandIn]:
     """Serves `hub` on a free port of this machine."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler_for(hub))
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler_for(hub)) as server:
+        hub.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         yield hub
-    finally:
         server.shutdown()
-        thread.join()
-        server.server_close()

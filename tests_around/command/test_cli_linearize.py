@@ -243,16 +243,19 @@ def test_what_the_source_says_may_be_stored(retnet_hf, workplace, linearized):
 
 
 def test_the_third_stage_is_of_longer_sequences(retnet_hf, workplace):
-    answer = done(retnet_hf(*LINEARIZE, "--distill-steps", 0, "--long-steps", 4, "--long-block-size", 128, "--window", 8))
+    answer = done(retnet_hf(*LINEARIZE, "--distill-steps", 0, "--long-steps", 4, "--long-block-size", 128))
     report = report_of()
     assert [(stage["name"], stage["tokens"]) for stage in report["trainings"]] == [("align", 6 * 128), ("long", 4 * 512)]
     assert "stage 2 of 2, long" in answer.out
     assert re.search(r"step +4 of 4   perplexity [\d,.]+", answer.out)
-    assert AutoModelForCausalLM.from_pretrained("model").config.sliding_window == 8
 
 
-def test_windows_alone_by_name(retnet_hf, workplace):
-    done(retnet_hf(*LINEARIZE, "--window", 8, "--keep-attention", "1"))
+def test_windows_alone_by_name_and_texts_are_told_apart_in_the_report(retnet_hf, workplace):
+    Path("other.txt").write_text(TEXT[::-1], encoding="utf-8")
+    Path("third.txt").write_text(TEXT.upper(), encoding="utf-8")
+    position = LINEARIZE.index("book.txt") + 1
+    options = ["--unseen", "third.txt", "--window", 8, "--keep-attention", "1"]
+    done(retnet_hf(*LINEARIZE[:position], "other.txt", *LINEARIZE[position:], *options))
     config, report = AutoModelForCausalLM.from_pretrained("model").config, report_of()
     assert config.layer_types == ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
     assert (config.sliding_window, config.attention_sinks, config.attention_sink_distance) == (8, 4, 31)
@@ -260,15 +263,6 @@ def test_windows_alone_by_name(retnet_hf, workplace):
     card = " ".join(Path("model/README.md").read_text(encoding="utf-8").split())
     assert "without retention. Layers with a window keep the last 8 tokens and the first 4, other layers all tokens" in card
     assert "retnet_hf's own" in " ".join(retnet_hf("inspect", "model").out.split())
-    refused(retnet_hf(*LINEARIZE, "--overwrite", "--window", 8, "--keep-attention", "0,1,2,3"), "every layer")
-
-
-def test_texts_are_told_apart_in_the_report(retnet_hf, workplace):
-    Path("other.txt").write_text(TEXT[::-1], encoding="utf-8")
-    Path("third.txt").write_text(TEXT.upper(), encoding="utf-8")
-    position = LINEARIZE.index("book.txt") + 1
-    done(retnet_hf(*LINEARIZE[:position], "other.txt", *LINEARIZE[position:], "--unseen", "third.txt"))
-    report = report_of()
     for name in ("teacher", "student"):
         assert [text.split("/")[-1] for text in report[name]["by_text"]] == ["book.txt", "other.txt", "third.txt"]
     assert report["unseen"] == [list(report["teacher"]["by_text"])[-1]]
@@ -374,6 +368,7 @@ def test_a_source_that_cannot_be_used_is_refused(retnet_hf, workplace):
         (["--long-steps", 1], ["too short to fill a block of 2048 tokens", "--long-block-size"]),
         (["--keep-attention", "0,9"], ["layer 9 cannot be kept: the model has layers 0 to 3"]),
         (["--keep-attention", "0,1,2,3"], ["--keep-attention keeps every layer"]),
+        (["--keep-attention", "0,1,2,3", "--window", 8], ["every layer"]),
         (["--keep-attention", "few"], ["--keep-attention takes layers"]),
         (["--window", 8, "--gate", "sigmoid"], ["are options of retention, which --window replaces"]),
         (["--unseen", "."], ["--unseen . is also used in training"]),

@@ -29,12 +29,10 @@ KIND = gguf.GGMLQuantizationType.Q8_0
 
 def write_gguf(model: LlamaForCausalLM, path: Path, without: str = "lm_head.weight") -> None:
     """A model of tied embeddings in 8 bits, with a chat template whose turns end with a token of their own."""
-    config = model.config
+    config, control = model.config, ["<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"]
     tokenizer = train_tokenizer(["the quick brown fox jumps over the lazy dog " * 20], config.vocab_size - 2)
-    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
-    names = [name for name, _ in vocabulary]
-    names += [f"<unused{number}>" for number in range(config.vocab_size - 2 - len(names))] + ["<|im_start|>", "<|im_end|>"]
-    control = {"<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"}
+    names = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    names += [f"<unused{number}>" for number in range(config.vocab_size - 2 - len(names))] + control[2:]
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     writer = gguf.GGUFWriter(path, "llama")
     for field, value in {
@@ -58,21 +56,19 @@ def write_gguf(model: LlamaForCausalLM, path: Path, without: str = "lm_head.weig
         "chat_template": TEMPLATE,
     }.items():
         getattr(writer, f"add_{field}")(value)
+    targets = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
     for name, weight in model.state_dict().items():
         if name in ("lm_head.weight", without):
             continue
-        numbers = weight.numpy()
-        if name.startswith("model.layers."):
-            _, _, layer, *parts, _ = name.split(".")
-            own = ".".join(parts)
-            if own.endswith(("q_proj", "k_proj")):  # llama.cpp rotates numbers side by side
-                heads = config.num_attention_heads if own.endswith("q_proj") else config.num_key_value_heads
+        numbers, own = weight.numpy(), name.removesuffix(".weight")
+        if own.startswith("model.layers."):
+            _, _, layer, part = own.split(".", 3)
+            if part.endswith(("q_proj", "k_proj")):  # llama.cpp rotates numbers side by side
+                heads = config.num_attention_heads if part.endswith("q_proj") else config.num_key_value_heads
                 numbers = numbers.reshape(heads, 2, -1, numbers.shape[1]).swapaxes(1, 2).reshape(numbers.shape)
-            target = f"blk.{layer}.{LAYER[own]}.weight"
-        else:
-            target = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}[name]
+            targets[own] = f"blk.{layer}.{LAYER[part]}"
         quantised = {"tensor": gguf.quants.quantize(numbers, KIND), "raw_dtype": KIND} if numbers.ndim == 2 else {}
-        writer.add_tensor(target, **({"tensor": numbers} | quantised))
+        writer.add_tensor(f"{targets[own]}.weight", **({"tensor": numbers} | quantised))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -136,7 +132,7 @@ def test_a_package_names_the_file_inside_it(file, tmp_path, monkeypatch):
         gguf_file("package:without")
 
 
-def test_what_is_no_such_file_is_said_and_leaves_nothing(file, tmp_path):
+def test_what_is_no_such_file_is_said_and_leaves_nothing(source, file, tmp_path):
     assert gguf_file("owner/name") is None
     with pytest.raises(SourceError, match="the package no-such-package-here is not installed: pip install no-such"):
         gguf_file("package:no-such-package-here")
@@ -145,11 +141,8 @@ def test_what_is_no_such_file_is_said_and_leaves_nothing(file, tmp_path):
     with pytest.raises(SourceError, match="cut.gguf cannot be read as a GGUF file of a language model"):
         unpacked(cut)
     assert list((tmp_path / "home" / "retnet_hf" / "gguf").iterdir()) == []
-    with pytest.raises(SourceError, match="the package  is not installed"):
-        gguf_file("package:")
-
-
-def test_a_file_without_some_weights_is_refused(source, file, tmp_path):
     write_gguf(source, tmp_path / "hole.gguf", without="model.layers.1.mlp.up_proj.weight")
     with pytest.raises(SourceError, match="hole.gguf is incomplete: 1 weights of its model are missing, as model.lay"):
         unpacked(tmp_path / "hole.gguf")
+    with pytest.raises(SourceError, match="the package  is not installed"):
+        gguf_file("package:")

@@ -21,8 +21,6 @@ if not NOTEBOOKS:
 FOLDERS = "tmp|home|root|work|opt|usr(?!/share/datasets/)|var|mnt|media|data|srv|Users|private"
 MACHINE = re.compile(rf"(?<![\w.])/({FOLDERS})/|\b[A-Z]:\\\w|(site|dist)-packages")
 
-of_each = pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
-
 
 def code_cells(notebook: "nbformat.NotebookNode") -> "list[nbformat.NotebookNode]":
     return [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
@@ -43,19 +41,13 @@ class Kernel:
         self.work, self.temporary = folder / "work", folder / "temporary"
         self.work.mkdir()
         self.temporary.mkdir()
-        environment = os.environ | {
-            "RETNET_HF_NOTEBOOKS": "small",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-            "HF_HUB_OFFLINE": "1",
-            "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-            "IPYTHONDIR": str(folder / "ipython"),
-            "TMPDIR": str(self.temporary),
-            "TOKENIZERS_PARALLELISM": "false",
-            "ORT_DISABLE_TELEMETRY": "1",  # which leaves a file behind
-        }
+        paths = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+        paths |= {"IPYTHONDIR": str(folder / "ipython"), "TMPDIR": str(self.temporary)}
+        options = {"RETNET_HF_NOTEBOOKS": "small", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        options |= {"HF_HUB_OFFLINE": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+        options |= {"ORT_DISABLE_TELEMETRY": "1"}  # which leaves a file behind
         self.manager = jupyter_client.KernelManager(kernel_name="python3", shutdown_wait_time=60)
-        self.manager.start_kernel(env=environment, cwd=str(self.work))
+        self.manager.start_kernel(env=os.environ | paths | options, cwd=str(self.work))
 
     def run(self, notebook: "nbformat.NotebookNode") -> None:
         """Runs a notebook, which sees nothing of those before it."""
@@ -74,7 +66,7 @@ def kernel(tmp_path_factory):
     assert not list(kernel.temporary.iterdir())  # nothing is left behind
 
 
-@of_each
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 def test_it_runs_and_shows_what_is_committed(file, kernel):
     notebook = nbformat.read(file, as_version=4)
     committed = [shown(cell) for cell in code_cells(notebook)]
@@ -83,8 +75,8 @@ def test_it_runs_and_shows_what_is_committed(file, kernel):
     assert not list(kernel.work.iterdir())
 
 
-@of_each
-def test_it_is_committed_as_one_whole_run_left_it(file):
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_it_is_committed_as_one_whole_run_left_it_explains_itself_and_names_nothing_of_its_machine(file):
     assert file.stat().st_size < 1_000_000
     notebook = nbformat.read(file, as_version=4)
     nbformat.validate(notebook)
@@ -92,30 +84,16 @@ def test_it_is_committed_as_one_whole_run_left_it(file):
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert sum("image/png" in shown(cell) for cell in cells) >= 2
-    for cell in cells:
-        assert not shown(cell) & {"stderr", "error"}, cell.source
+    assert not any(shown(cell) & {"stderr", "error"} for cell in cells)
     assert "RETNET_HF_NOTEBOOKS" in cells[0].source
-
-
-@of_each
-def test_it_explains_itself(file):
-    cells = nbformat.read(file, as_version=4).cells
-    assert cells[0].cell_type == "markdown"
-    assert re.match(r"# \S", cells[0].source)
-    for before, cell in zip(cells, cells[1:]):
-        assert cell.cell_type == "markdown" or before.cell_type == "markdown", cell.source
-
-
-@of_each
-def test_it_names_nothing_of_the_machine_it_ran_on(file):
-    notebook = nbformat.read(file, as_version=4)
     said = [cell.source for cell in notebook.cells]
-    for cell in code_cells(notebook):
-        for output in cell.outputs:
-            texts = output.get("data", {}) | {"stream": output.get("text", "")}
-            said += [text for kind, text in texts.items() if not kind.startswith("image/")]
-    for text in said:
-        assert not MACHINE.search(text), text
+    assert re.match(r"# \S", said[0])
+    kinds = ["code", *(cell.cell_type for cell in notebook.cells)]  # each cell of code comes after one of text
+    assert ("code", "code") not in zip(kinds, kinds[1:])
+    for output in (output for cell in cells for output in cell.outputs):
+        texts = output.get("data", {}) | {"stream": output.get("text", "")}
+        said += [text for kind, text in texts.items() if not kind.startswith("image/")]
+    assert not [text for text in said if MACHINE.search(text)]
 
 
 def test_the_first_page_of_the_documentation_has_every_notebook():

@@ -76,7 +76,7 @@ class Page:
             assert time.monotonic() < until, self.message()
             time.sleep(0.02)
 
-    def all(self, selector: str, pane: int = 0) -> list:
+    def all(self, selector: str) -> list:
         return self.driver.find_elements("css selector", selector)
 
     def in_pane(self, selector: str, pane: int = 0):
@@ -101,10 +101,6 @@ class Page:
 
     def setting(self, name: str, value: float | str) -> None:
         self.driver.execute_script("document.querySelector(arguments[0]).value = arguments[1]", f"#{name}", str(value))
-
-    def resize(self, width: int, height: int) -> None:
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def open(self, file: Path, pane: int = 0) -> None:
         before = self.message(pane)

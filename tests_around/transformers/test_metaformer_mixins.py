@@ -4,27 +4,23 @@
 import unittest
 
 import transformers_suite
-from small_vision_models import small_metaformer, small_metaformer_config
+from small_vision_models import small_metaformer_config
 from vision_suite import FeatureMapModelTests, VisionModelTester, backbone_common, common
 
 from retnet_hf import (
     MetaFormerBackbone,
     MetaFormerConfig,
     MetaFormerForImageClassification,
-    MetaFormerImageProcessorPil,
     MetaFormerModel,
 )
 
 
-transformers_suite.enter_classes(
-    common,
-    "metaformer",
-    {
-        "MODEL": MetaFormerModel,
-        "MODEL_FOR_IMAGE_CLASSIFICATION": MetaFormerForImageClassification,
-        "MODEL_FOR_BACKBONE": MetaFormerBackbone,
-    },
-)
+CLASSES = {
+    "MODEL": MetaFormerModel,
+    "MODEL_FOR_IMAGE_CLASSIFICATION": MetaFormerForImageClassification,
+    "MODEL_FOR_BACKBONE": MetaFormerBackbone,
+}
+transformers_suite.enter_classes(common, "metaformer", CLASSES)
 
 
 class MetaFormerModelTester(VisionModelTester):
@@ -46,15 +42,7 @@ class MetaFormerModelTester(VisionModelTester):
 class MetaFormerModelTest(FeatureMapModelTests, unittest.TestCase):
     model_tester = MetaFormerModelTester()
     all_model_classes = (MetaFormerModel, MetaFormerForImageClassification, MetaFormerBackbone)
-    pipeline_model_mapping = {
-        "image-classification": MetaFormerForImageClassification,
-        "image-feature-extraction": MetaFormerModel,
-    }
     _torch_compile_train_cls = MetaFormerForImageClassification  # a slow test, for accelerators only
-
-    @classmethod
-    def model_and_preprocessor(cls, model_class):
-        return small_metaformer(model_class=model_class), MetaFormerImageProcessorPil(size=40)
 
 
 class MetaFormerBackboneTest(backbone_common.BackboneTesterMixin, unittest.TestCase):

@@ -4,21 +4,14 @@
 import unittest
 
 import transformers_suite
-from small_vision_models import small_rmt, small_rmt_config
+from small_vision_models import small_rmt_config
 from vision_suite import NO_TOKENS_IN, FeatureMapModelTests, VisionModelTester, backbone_common, common
 
-from retnet_hf import RMTBackbone, RMTConfig, RMTForImageClassification, RMTImageProcessorPil, RMTModel
+from retnet_hf import RMTBackbone, RMTConfig, RMTForImageClassification, RMTModel
 
 
-transformers_suite.enter_classes(
-    common,
-    "rmt",
-    {
-        "MODEL": RMTModel,
-        "MODEL_FOR_IMAGE_CLASSIFICATION": RMTForImageClassification,
-        "MODEL_FOR_BACKBONE": RMTBackbone,
-    },
-)
+CLASSES = {"MODEL": RMTModel, "MODEL_FOR_IMAGE_CLASSIFICATION": RMTForImageClassification, "MODEL_FOR_BACKBONE": RMTBackbone}
+transformers_suite.enter_classes(common, "rmt", CLASSES)
 
 
 class RMTModelTester(VisionModelTester):
@@ -42,14 +35,9 @@ class RMTModelTester(VisionModelTester):
 class RMTModelTest(FeatureMapModelTests, unittest.TestCase):
     model_tester = RMTModelTester()
     all_model_classes = (RMTModel, RMTForImageClassification, RMTBackbone)
-    pipeline_model_mapping = {"image-classification": RMTForImageClassification, "image-feature-extraction": RMTModel}
     _torch_compile_train_cls = RMTForImageClassification  # a slow test, for accelerators only
 
     test_model_get_set_embeddings = unittest.skip(NO_TOKENS_IN)(FeatureMapModelTests.test_model_get_set_embeddings)
-
-    @classmethod
-    def model_and_preprocessor(cls, model_class):
-        return small_rmt(model_class), RMTImageProcessorPil(size=40)
 
 
 class RMTBackboneTest(backbone_common.BackboneTesterMixin, unittest.TestCase):

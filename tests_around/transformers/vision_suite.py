@@ -1,20 +1,17 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The tests that transformers' own vision models have to pass, as far as they are the same for all of our families.
 
-`ModelTesterMixin`, `BackboneTesterMixin` and `PipelineTesterMixin` come from the source distribution of the installed
-transformers, by `transformers_suite`. What they skip by themselves they say.
+`ModelTesterMixin` and `BackboneTesterMixin` come from the source distribution of the installed transformers, by
+`transformers_suite`. What they skip by themselves they say.
 """
 
 import unittest
 from contextlib import contextmanager
 from unittest import mock
 
-import PIL.Image
 import pytest
 import torch
 import transformers_suite
-from pipeline_suite import PipelineChecks, PipelineTests
-from transformers.pipelines import ImageClassificationPipeline, ImageFeatureExtractionPipeline
 
 
 try:
@@ -41,48 +38,8 @@ class VisionModelTester:
         return self.get_config(), {"pixel_values": common.floats_tensor([self.batch_size, 3, self.height, self.width])}
 
 
-class ImageChecks(PipelineChecks):
-    examples = [
-        PIL.Image.new("RGB", (40 + 7 * number, 33), colour) for number, colour in enumerate(("red", "green", "navy"))
-    ]
-
-
-class ImageClassificationChecks(ImageChecks):
-    pipeline_class = ImageClassificationPipeline
-
-    def run_pipeline_test(self, classify, pictures):
-        alone = [classify(picture) for picture in pictures]
-        for labels in alone:
-            assert {label["label"] for label in labels} == set(classify.model.config.id2label.values())
-            assert sum(label["score"] for label in labels) == pytest.approx(1, abs=1e-2)
-        assert classify(pictures[0], top_k=2) == alone[0][:2]
-        for labels, batched in zip(alone, classify(pictures, batch_size=3), strict=True):
-            # labels of nearly equal scores may change places
-            self.close_scores(*(sorted(answer, key=lambda label: label["label"]) for answer in (batched, labels)))
-
-
-class ImageFeatureExtractionChecks(ImageChecks):
-    """Of a model whose features are a map, at a 32nd of the image's height and width."""
-
-    pipeline_class = ImageFeatureExtractionPipeline
-
-    def run_pipeline_test(self, extract, pictures):
-        processor = extract.image_processor
-        side = (processor.crop_size or processor.size)["height"]
-        for picture in pictures:
-            features = extract(picture, return_tensors=True)
-            assert features.shape == (1, extract.model.config.hidden_size, -(-side // 32), -(-side // 32))
-            pooled = extract(picture, pool=True, return_tensors=True)
-            self.close(pooled, features.mean((2, 3)))
-
-
-class VisionModelTests(common.ModelTesterMixin, PipelineTests):
+class VisionModelTests(common.ModelTesterMixin):
     test_resize_embeddings = False
-    pipeline_checks = {
-        "image-classification": ImageClassificationChecks,
-        "image-feature-extraction": ImageFeatureExtractionChecks,
-    }
-
     test_inputs_embeds = unittest.skip(NO_TOKENS_IN)(common.ModelTesterMixin.test_inputs_embeds)
     test_inputs_embeds_matches_input_ids = unittest.skip(NO_TOKENS_IN)(
         common.ModelTesterMixin.test_inputs_embeds_matches_input_ids
@@ -100,13 +57,6 @@ class VisionModelTests(common.ModelTesterMixin, PipelineTests):
         """Without the text for failures, which the mixin writes of every tensor before it has failed."""
         with mock.patch.object(torch.Tensor, "__format__", return_value="a tensor"):
             super().test_bc_torch_dtype()
-
-    def test_pipeline_image_feature_extraction(self):
-        """As the mixin has it, which asks for timm and has no use for it; the next likewise."""
-        self.run_task_tests("image-feature-extraction")
-
-    def test_pipeline_image_feature_extraction_fp16(self):
-        self.run_task_tests("image-feature-extraction", dtype="float16")
 
     @contextmanager
     def subTest(self, *args, **kwargs):

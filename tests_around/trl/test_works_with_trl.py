@@ -7,7 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from small_models import VOCAB_SIZE, close, random_ids, rounding, small_config, small_model, word_tokenizer
+from small_models import VOCAB_SIZE, close, random_ids, rounding, small_model, word_tokenizer
 from transformers import AutoModelForCausalLM
 from trl import (
     DPOConfig,
@@ -21,21 +21,12 @@ from trl import (
     SFTConfig,
     SFTTrainer,
 )
-from trl.trainer.utils import create_model_from_path
-
-from retnet_hf import RetNetForCausalLM
 
 
-LONGEST = 24
-
-
-def instructions(count: int = 24) -> Dataset:
+def instructions() -> Dataset:
     """A few words to be said again: a prompt, and its completion."""
-    rows = []
-    for seed in range(count):
-        text = " ".join(f"w{token}" for token in random_ids(1, 2 + seed % 5, seed)[0].tolist())
-        rows.append({"prompt": text + " w3 ", "completion": text})
-    return Dataset.from_list(rows)
+    texts = [" ".join(f"w{token}" for token in random_ids(1, 2 + seed % 5, seed)[0].tolist()) for seed in range(24)]
+    return Dataset.from_list([{"prompt": text + " w3 ", "completion": text} for text in texts])
 
 
 def tokenizer_with_end():
@@ -44,24 +35,15 @@ def tokenizer_with_end():
     return tokenizer
 
 
-def trainer(folder, **arguments) -> SFTTrainer:
-    config = {
-        "per_device_train_batch_size": 24,
-        "max_length": LONGEST,
-        "max_steps": 4,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "bf16": False,
-        "seed": 1,
-    }
-    peft_config = arguments.pop("peft_config", None)
+COMMON = {"learning_rate": 1e-2, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+COMMON |= {"use_cpu": True, "bf16": False, "seed": 1}
+
+
+def trainer(folder, peft_config=None, **arguments) -> SFTTrainer:
+    sizes = {"per_device_train_batch_size": 24, "max_length": 24, "max_steps": 4}
     return SFTTrainer(
         model=small_model(),
-        args=SFTConfig(output_dir=str(folder), **(config | arguments)),
+        args=SFTConfig(output_dir=str(folder), **(COMMON | sizes | arguments)),
         train_dataset=instructions(),
         processing_class=tokenizer_with_end(),
         peft_config=peft_config,
@@ -70,10 +52,6 @@ def trainer(folder, **arguments) -> SFTTrainer:
 
 def losses(trainer: SFTTrainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
-def batch_of(trainer: SFTTrainer) -> dict:
-    return dict(next(iter(trainer.get_train_dataloader())))
 
 
 def gradients(model, batch: dict) -> list[torch.Tensor]:
@@ -91,7 +69,7 @@ PADDING_FREE = {"padding_free": True, "max_length": None}
 def test_packed_instructions_do_not_leak(tmp_path, arguments):
     """Loss and every gradient are those of the padded batch of the same instructions, and so are the runs."""
     apart, packed = trainer(tmp_path), trainer(tmp_path, **arguments)
-    batches = [batch_of(one) for one in (apart, packed)]
+    batches = [dict(next(iter(one.get_train_dataloader()))) for one in (apart, packed)]
     assert batches[0]["input_ids"].shape[0] == 24
     assert batches[1]["input_ids"].shape[0] == 1
     assert (batches[0]["labels"] != -100).sum() == (batches[1]["labels"] != -100).sum() > 24
@@ -129,11 +107,6 @@ WITH_REFERENCES = {  # trainer, configuration, its arguments, examples, the loss
 }
 
 
-def length_of(completions: list[str], **_) -> list[float]:
-    """A reward."""
-    return [float(len(completion)) for completion in completions]
-
-
 @pytest.mark.parametrize("dialect", ["fla", "hybrid"])
 @pytest.mark.parametrize("by_name", [True, False], ids=["by name", "as a model"])
 @pytest.mark.parametrize("method", WITH_REFERENCES)
@@ -142,23 +115,16 @@ def test_trainers_make_their_reference_by_themselves(tmp_path, method, by_name, 
     make, make_arguments, options, examples, first_loss = WITH_REFERENCES[method]
     small_model(dialect).save_pretrained(tmp_path / "model")
     name = str(tmp_path / "model")
-    shared = {"max_steps": 2, "learning_rate": 1e-2, "logging_steps": 1, "save_strategy": "no", "report_to": "none"}
-    places = {"output_dir": str(tmp_path / "run"), "use_cpu": True, "bf16": False, "disable_tqdm": True}
+    reward = {"reward_funcs": lambda completions, **_: [float(len(completion)) for completion in completions]}
     run = make(
         model=name if by_name else AutoModelForCausalLM.from_pretrained(name),
-        args=make_arguments(per_device_train_batch_size=4, seed=1, **shared, **places, **options),
+        args=make_arguments(str(tmp_path), per_device_train_batch_size=4, max_steps=2, **COMMON, **options),
         train_dataset=Dataset.from_list(examples),
         processing_class=tokenizer_with_end(),
-        **({"reward_funcs": length_of} if "num_generations" in options else {}),
+        **(reward if "num_generations" in options else {}),
     )
     before = {name: weight.detach().clone() for name, weight in run.model.named_parameters()}
     run.train()
     assert losses(run)[0] == pytest.approx(first_loss, abs=1e-5)
     assert len(losses(run)) == 2
     assert [name for name, weight in run.model.named_parameters() if weight.equal(before[name])] == []
-
-
-def test_trl_loads_a_folder_by_its_name(tmp_path):
-    small_model().save_pretrained(tmp_path)
-    assert type(create_model_from_path(str(tmp_path), device_map=None)) is RetNetForCausalLM
-    assert "auto_map" not in small_config().to_dict()

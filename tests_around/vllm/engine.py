@@ -14,7 +14,7 @@ import torch
 
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
-from small_models import VOCAB_SIZE, small_config, small_model  # noqa: E402
+from small_models import VOCAB_SIZE, small_model  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.distributed import cleanup_dist_env_and_memory  # noqa: E402
 
@@ -27,10 +27,7 @@ MODELS = {
     "grouped heads, layers that differ": ("grouped", {}),
     "post-norm": ("torchscale", {}),
     "tied": ("fla", {"tie_word_embeddings": True, "use_output_gate": False}),
-    "softmax attention in some layers": (
-        "hybrid",
-        WIDE | {"num_key_value_heads": 2, "decay_schedule": "geometric"},
-    ),
+    "softmax attention in some layers": ("hybrid", WIDE | {"num_key_value_heads": 2, "decay_schedule": "geometric"}),
     "softmax attention of other heads, gated": ("hypenet", WIDE | {"attention_head_dim": 64, "num_key_value_heads": 2}),
     "from scratch": ("from scratch", {}),
     "minimax": ("minimax", WIDE),
@@ -61,14 +58,8 @@ def expected(model, prompts: list[list[int]], tokens: int = 12) -> list[list[int
 
 @contextmanager
 def engine(folder: Path, **options: Any) -> Iterator[LLM]:
-    defaults = {
-        "skip_tokenizer_init": True,
-        "enforce_eager": True,
-        "kv_cache_memory_bytes": 16 << 20,
-        "max_model_len": 512,
-        "dtype": "float32",
-        "enable_prefix_caching": False,
-    }
+    defaults = {"skip_tokenizer_init": True, "enforce_eager": True, "kv_cache_memory_bytes": 16 << 20, "dtype": "float32"}
+    defaults |= {"max_model_len": 512, "enable_prefix_caching": False}
     llm = LLM(str(folder), **(defaults | options))
     try:
         yield llm
@@ -86,6 +77,3 @@ def greedy(tokens: int = 12) -> SamplingParams:
 def generated(llm: LLM, prompts: list[list[int]], tokens: int = 12) -> list[list[int]]:
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], greedy(tokens), use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
-
-
-__all__ = ["MODELS", "engine", "expected", "generated", "greedy", "model_of", "prompts", "small_config"]

@@ -43,9 +43,8 @@ def test_prompts_that_begin_alike_are_read_once(tmp_path):
 
 
 def test_prefixes_of_a_hybrid_are_read_once_without_being_asked_for(tmp_path):
-    model = model_of("softmax attention in some layers")
+    model, (shared,) = model_of("softmax attention in some layers"), prompts((300,), seed=1)
     model.save_pretrained(tmp_path)
-    (shared,) = prompts((300,), seed=1)
     asked = [shared + tail for tail in prompts((5, 1, 33), seed=2)]
     with engine(tmp_path, enable_prefix_caching=None) as llm:
         outputs = [llm.generate({"prompt_token_ids": prompt}, greedy(), use_tqdm=False)[0] for prompt in [*asked, *asked]]
@@ -84,22 +83,16 @@ def test_a_request_whose_pages_are_taken_away_is_read_again(tmp_path, monkeypatc
     assert given_up
 
 
-@pytest.mark.parametrize("dialect", ["fla", "fla of 2024", "syncdoth"])
-def test_published_folders_are_served_as_they_are(dialect, tmp_path):
-    model, state_dict, config = foreign(dialect)
-    write_folder(tmp_path, state_dict, config, layout="sharded")
-    with engine(tmp_path) as llm:
-        assert generated(llm, prompts((5, 30), seed=6)) == expected(model, prompts((5, 30), seed=6))
-
-
-@pytest.mark.parametrize("family", ["hypenet", "transnormer"])
-def test_folders_of_families_are_served_as_they_are(family, tmp_path):
-    if family == "hypenet":
+@pytest.mark.parametrize("published", ["fla", "fla of 2024", "syncdoth", "hypenet", "transnormer"])
+def test_published_folders_are_served_as_they_are(published, tmp_path):
+    if published == "hypenet":
         model = model_of("softmax attention of other heads, gated")
         state_dict, config = to_hypenet(model)
-    else:
+    elif published == "transnormer":
         data = golden("transnormer/published_like", SMALL)
         model, state_dict, config = from_transnormer(data.state_dict, data.config), data.state_dict, data.config
+    else:
+        model, state_dict, config = foreign(published)
     write_folder(tmp_path, state_dict, config, layout="sharded")
     asked = [[token % model.config.vocab_size for token in prompt] for prompt in prompts((5, 30), seed=6)]
     with engine(tmp_path) as llm:
@@ -157,31 +150,25 @@ def test_in_bfloat16_each_token_is_among_the_best_of_the_model_in_bfloat16(tmp_p
         assert (chosen >= logits.amax(1) - spread).all()
 
 
-def test_texts_longer_than_softmax_layers_accept_are_refused(tmp_path):
-    model = model_of("softmax attention in some layers")
-    model.config.attention_max_length = 100
-    model.config.rope_parameters = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+REFUSED = {
+    'mamba_ssm_cache_dtype must be "auto" or "float32"': {"mamba_ssm_cache_dtype": "float16"},
+    "speculative_config must be None": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+    "tensor_parallel_size must divide": {"tensor_parallel_size": 3, "distributed_executor_backend": "mp"},
+    "at most attention_max_length, 100, got 200": {"max_model_len": 200},
+    "no weight model.layers.0.retention.r_proj.weight": {},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_served_is_refused_in_a_sentence(message, tmp_path):
+    options = REFUSED[message]
+    model = model_of("softmax attention in some layers" if "max_model_len" in options else "plain")
+    if "max_model_len" in options:
+        model.config.attention_max_length = 100
+        model.config.rope_parameters = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="at most attention_max_length, 100, got 200"), engine(tmp_path, max_model_len=200):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mamba_ssm_cache_dtype": "float16"}, 'mamba_ssm_cache_dtype must be "auto" or "float32"'),
-        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative_config must be None"),
-        ({"tensor_parallel_size": 3, "distributed_executor_backend": "mp"}, "tensor_parallel_size must divide"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_in_a_sentence(options, message, tmp_path):
-    model_of("plain").save_pretrained(tmp_path)
+    if not options:
+        surplus = {"model.layers.0.retention.r_proj.weight": torch.ones(2, 2)}
+        write_folder(tmp_path, model.state_dict() | surplus, model.config.to_dict())
     with pytest.raises(ValueError, match=message), engine(tmp_path, **options):
-        pass
-
-
-def test_a_weight_that_does_not_belong_is_named(tmp_path):
-    state_dict = model_of("plain").state_dict() | {"model.layers.0.retention.r_proj.weight": torch.ones(2, 2)}
-    write_folder(tmp_path, state_dict, model_of("plain").config.to_dict())
-    with pytest.raises(ValueError, match="no weight model.layers.0.retention.r_proj.weight"), engine(tmp_path):
         pass

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -15,7 +14,7 @@ import psutil
 import pytest
 from engine import expected, model_of, prompts
 from small_models import word_tokenizer
-from torchrun import free_port
+from torchrun import free_port, wait_for_server
 
 
 ASKED = prompts((5, 1, 40, 17, 3), seed=8)
@@ -38,14 +37,9 @@ def server(tmp_path):
     command += ["--requests", "4", "--", "--tensor-parallel-size", "2"]
     command += ["--kv-cache-memory-bytes", str(16 << 20), "--max-num-batched-tokens", "64"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    log = tmp_path / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=output, stdout=output)
-    while process.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-            break
-        time.sleep(0.2)
-    assert process.poll() is None, log.read_text()[-3000:]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=log, stdout=log)
+    wait_for_server(process, f"http://127.0.0.1:{port}/health")
     family = psutil.Process(process.pid).children(recursive=True)
     yield f"http://127.0.0.1:{port}", model
     process.send_signal(signal.SIGINT)
@@ -61,14 +55,12 @@ def test_clients_at_once_are_streamed_what_generate_says(server):
     client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
 
     def ask(prompt: list[int]) -> str:
-        pieces = client.completions.create(
-            model="served", prompt=prompt, max_tokens=12, temperature=0, stream=True, extra_body={"ignore_eos": True}
-        )
+        options = {"max_tokens": 12, "temperature": 0, "stream": True, "extra_body": {"ignore_eos": True}}
+        pieces = client.completions.create(model="served", prompt=prompt, **options)
         return "".join(piece.choices[0].text for piece in pieces)
 
     with ThreadPoolExecutor(len(ASKED)) as clients:
         answers = list(clients.map(ask, ASKED))
-    tokenizer = word_tokenizer()
-    assert [tokenizer(answer)["input_ids"] for answer in answers] == [
-        [token for token in new if token not in tokenizer.all_special_ids] for new in expected(model, ASKED)
-    ]
+    tokenizer, new = word_tokenizer(), expected(model, ASKED)
+    new = [[token for token in tokens if token not in tokenizer.all_special_ids] for tokens in new]
+    assert [tokenizer(answer)["input_ids"] for answer in answers] == new
