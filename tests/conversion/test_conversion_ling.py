@@ -13,16 +13,14 @@ import transformers
 from family_folders import published_minimax
 from foreign_folders import write_folder
 from golden import SMALL, golden
-from huggingface_hub.errors import StrictDataclassError
 from peft import LoraConfig, get_peft_model
 from published_outputs import read
 from small_models import close, random_ids
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetState
+from retnet_hf import RetNetHybridForCausalLM, RetNetState
 from retnet_hf.conversion.family_model_types import MODEL_TYPES
-from retnet_hf.conversion.ling import FAMILY
 
 
 pytest_plugins = ("family_folders",)  # the fixture `plain_minimax`
@@ -93,20 +91,6 @@ def test_an_adapter_of_the_projection_to_keys_and_values_is_read_and_learns():
     expected = adapted(ids).logits
     assert (expected - data.tensors["logits"]).abs().max() > 1e-3
     close(adapted.merge_and_unload()(ids).logits, expected, 5e-5)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"layer_types": ["sliding_attention"] * 5, "sliding_window": 4}, "layer_types must be without sliding_attention"),
-        ({"attention_gate_act": "sigmoid"}, "attention_gate_act must be None if kv_lora_rank is given"),
-        ({"v_head_dim": None}, "v_head_dim must be a number if kv_lora_rank is given"),
-    ],
-)
-def test_options_that_latent_attention_does_not_have_are_refused(fields, words):
-    data = golden("ling/published_like", SMALL)
-    with pytest.raises(StrictDataclassError, match=words):
-        RetNetHybridConfig(**(FAMILY.fields(data.config) | fields))
 
 
 @pytest.mark.parametrize("fields", [{}, {"architectures": None}, {"architectures": ["Other"], "group_norm_size": None}])

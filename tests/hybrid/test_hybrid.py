@@ -4,7 +4,7 @@
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from small_models import FAMILIES, close, greedy, memory, random_ids, rounding, same_state, shake, small_config, small_model
+from small_models import FAMILIES, close, greedy, random_ids, rounding, same_state, shake, small_config, small_model
 from transformer_sources import SIZES, SOURCES
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridModel, RetNetModel, RetNetState
@@ -53,49 +53,41 @@ def test_a_transformer_keeps_its_logits_and_its_greedy_tokens(name):
     assert greedy(model, ids, 60, pad_token_id=0).equal(greedy(source, ids, 60, pad_token_id=0))
 
 
-of_every_family = pytest.mark.parametrize("family", ["hybrid", "sinks", *FAMILIES])
-
-
 @pytest.mark.parametrize("family", ["hybrid", "sinks"])
 def test_implementations_of_attention_agree(family):
+    """Weights of attention are returned with the maps."""
     model, ids, mask = small_model(family), random_ids(2, 30), mask_without({0: (0, 7)}, 2, 30)
     assert model.config._attn_implementation == "sdpa"
     expected, padded = model(ids).logits, model(ids, attention_mask=mask).logits
-    model.set_attn_implementation("eager")
-    close(model(ids).logits, expected)
-    close(model(ids, attention_mask=mask).logits[mask == 1], padded[mask == 1])
-
-
-def test_weights_of_attention_are_returned_with_the_maps():
-    model, ids = small_model("hybrid"), random_ids(2, 11)
     out = model(ids, output_attentions=True)
-    close(out.logits, model(ids).logits)
-    _, full, sliding, _ = out.attentions
-    close(full.sum(-1), torch.ones(2, 2, 11))
-    assert (full.triu(1) == 0).all()
-    assert (sliding.tril(-6) == 0).all()
-    assert (sliding.diagonal(-5, -2, -1) > 0).all()
+    model.set_attn_implementation("eager")
+    for logits in (out.logits, model(ids).logits):
+        close(logits, expected)
+    close(model(ids, attention_mask=mask).logits[mask == 1], padded[mask == 1])
+    if family == "hybrid":
+        _, full, sliding, _ = out.attentions
+        close(full.sum(-1), torch.ones(2, 2, 30))
+        assert (full.triu(1) == 0).all()
+        assert (sliding.tril(-6) == 0).all()
+        assert (sliding.diagonal(-5, -2, -1) > 0).all()
 
 
-def test_a_sliding_layer_holds_no_more_than_its_window():
-    model = small_model("hybrid")
-    state = model(random_ids(1, 50), use_cache=True).past_key_values
-    for token in random_ids(1, 20, seed=1).split(1, dim=1):
-        model(token, past_key_values=state)
-    columns = [layer.keys.shape[2] for layer in state.layers if isinstance(layer, AttentionStateLayer)]
-    assert columns == [70, 5]
-    long, short = (model(random_ids(1, length), use_cache=True).past_key_values for length in (200, 20))
-    assert [memory(long.layers[index]) for index in (0, 2, 3)] == [memory(short.layers[index]) for index in (0, 2, 3)]
-
-
-def test_a_layer_with_sinks_holds_no_more_than_these_and_its_window():
-    model = small_model("sinks")
-    state = model(random_ids(2, 50), attention_mask=torch.ones(2, 50).tril(44), use_cache=True).past_key_values
-    for token in random_ids(2, 20, seed=1).split(1, dim=1):
-        model(token, past_key_values=state)
-    assert state.layers[1].keys.shape[2] == 2 + 4
-    matrices = sum(layer.recurrent_states.numel() for layer in (state.layers[0], state.layers[2]))
-    assert model.config.state_size == matrices // 2
+def test_a_sliding_layer_holds_no_more_than_its_window_and_sinks():
+    """And what is said of it is true."""
+    for family, expected in (("hybrid", [70, 5]), ("sinks", [2 + 4])):
+        model, mask = small_model(family), torch.ones(2, 50).tril(44)
+        config, state = model.config, model(random_ids(2, 50), attention_mask=mask, use_cache=True).past_key_values
+        for token in random_ids(2, 20, seed=1).split(1, dim=1):
+            model(token, past_key_values=state)
+        layers = [layer for layer in state.layers if isinstance(layer, AttentionStateLayer)]
+        assert [layer.keys.shape[2] for layer in layers] == expected
+        assert sum(layer.recurrent_states.numel() for layer in state.layers if layer not in layers) == 2 * config.state_size
+        held = [layer.keys.numel() + layer.values.numel() for layer in layers]
+        assert held == [2 * columns * config.cache_size_per_token // len(layers) for columns in expected]
+        card = " ".join(model_card(model, "my-hybrid").text.split())
+        assert f"{4 * config.state_size:,} bytes" in card
+        if family == "hybrid":
+            assert f"{config.cache_size_per_token:,} values" in card
 
 
 def test_a_sliding_layer_counts_tokens_that_are_there():
@@ -174,7 +166,7 @@ def test_a_window_of_one_token_does_not_forget_where_it_was(sinks):
     close(model(ids[:, 4:], past_key_values=state).logits, model(ids).logits[:, 4:])
 
 
-@of_every_family
+@pytest.mark.parametrize("family", ["hybrid", "sinks", *FAMILIES])
 def test_rows_are_cloned_selected_repeated_and_joined(family):
     model, more = small_model(family), random_ids(1, 6, seed=9)
     states = [model(random_ids(1, length, seed=length), use_cache=True).past_key_values for length in (4, 17)]
@@ -213,6 +205,8 @@ def test_flash_attention_is_refused_where_documents_share_a_row():
     assert block.mask.tolist() == [[False, False, True, True, True, True]]
 
 
+LATENT = {"kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
+KINDS = {"layer_types": ["linear_attention", "full_attention"] * 2, "sliding_window": None}
 REFUSED = [
     ({"layer_types": ["full_attention"]}, r"layer_types must be a list of num_hidden_layers \(4\) names, each one of"),
     ({"layer_types": ["chunked_attention"] * 4}, "layer_types must be a list of"),
@@ -222,6 +216,9 @@ REFUSED = [
     ({"attention_sinks": 3, "attention_sink_distance": 7}, r"be 8 \(sliding_window \+ .*\) or more, or None, got 7"),
     ({"attention_sink_distance": 9}, "attention_sink_distance must be None if attention_sinks is 0, got 9"),
     ({"bidirectional": True}, "layer_types must be all linear_attention in an encoder"),
+    (LATENT, "layer_types must be without sliding_attention"),
+    (LATENT | KINDS | {"attention_gate_act": "sigmoid"}, "attention_gate_act must be None if kv_lora_rank is given"),
+    (LATENT | KINDS | {"v_head_dim": None}, "v_head_dim must be a number if kv_lora_rank is given"),
 ]
 
 
@@ -252,19 +249,6 @@ def test_a_model_takes_the_configuration_of_its_kind_alone():
         RetNetModel(small_config("hybrid"))
     with pytest.raises(ValueError, match="config must be a RetNetHybridConfig for RetNetHybridModel, got a RetNetConfig"):
         RetNetHybridModel(small_config())
-
-
-def test_what_is_said_of_memory_is_what_is_held():
-    model = small_model("hybrid")
-    state = model(random_ids(1, 40), use_cache=True).past_key_values
-    config = model.config
-    retained = [layer for layer in state.layers if not isinstance(layer, AttentionStateLayer)]
-    assert sum(layer.recurrent_states.numel() for layer in retained) == config.state_size
-    held = [layer.keys.numel() + layer.values.numel() for layer in state.layers if isinstance(layer, AttentionStateLayer)]
-    assert held == [40 * config.cache_size_per_token // 2, 5 * config.cache_size_per_token // 2]
-    card = " ".join(model_card(model, "my-hybrid").text.split())
-    assert f"{4 * config.state_size:,} bytes" in card
-    assert f"{config.cache_size_per_token:,} values" in card
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

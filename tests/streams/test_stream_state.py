@@ -164,17 +164,14 @@ def test_files_that_are_no_state_of_the_model_are_refused(model, saved, tmp_path
         StreamState.load(tmp_path / "no_such", model)
 
 
-CHANGED = [
-    (lambda tensors: tensors.pop("conv.tail"), "lacks conv.tail"),
-    (lambda tensors: tensors.update(more=torch.zeros(1)), "holds more, which is no part of a state"),
-    (lambda tensors: tensors.update({"conv.tail": torch.zeros(2, 3, 8)}), r"holds conv.tail as \(2, 3, 8\)"),
-    (lambda tensors: tensors["retention.recurrent_states"].fill_(torch.nan), "values that are not finite"),
-    (lambda tensors: tensors["retention.next_position"].sub_(9), "retention.next_position with negative values"),
-    (lambda tensors: tensors["conv.tail"].add_(1), "is damaged"),
-]
-
-
-@pytest.mark.parametrize(("change", "words"), CHANGED)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors: tensors.update({"conv.tail": torch.zeros(2, 3, 8)}), r"holds conv.tail as \(2, 3, 8\)"),
+        (lambda tensors: tensors["retention.next_position"].sub_(9), "retention.next_position with negative values"),
+        (lambda tensors: tensors["conv.tail"].add_(1), "is damaged"),
+    ],
+)
 def test_changed_files_are_refused(model, saved, change, words):
     _, file = saved
     with safe_open(file, framework="pt") as opened:

@@ -5,7 +5,9 @@ import math
 from typing import Any
 
 import torch
+from small_vision_models import shake_vision
 from torch import Tensor
+from transformers import PoolFormerConfig, PoolFormerForImageClassification
 
 from retnet_hf import MetaFormerModel, RMTBackbone
 from retnet_hf.conversion import poolformer, rmt, vir_official, vir_pulfer
@@ -55,6 +57,13 @@ def to_rmt(model) -> Checkpoint:
     return reversed_moves(model, rmt.planned_moves(ours, dense)), arguments | (
         {"out_indices": [0, 1, 2, 3]} if dense else {}
     )
+
+
+def small_poolformer(**overrides) -> PoolFormerForImageClassification:
+    """A small model of transformers with random weights."""
+    fields = {"hidden_sizes": [8, 12, 16, 24], "depths": [1, 2, 1, 1], "mlp_ratio": 2.0, "layer_scale_init_value": 0.5}
+    fields["id2label"] = {0: "ant", 1: "bee", 2: "cat"}
+    return shake_vision(PoolFormerForImageClassification(PoolFormerConfig(**(fields | overrides)))).eval()
 
 
 def to_poolformer(model) -> Checkpoint:
