@@ -166,58 +166,55 @@ NO_FIT = "the configuration of .*source does not fit the format "
 SURPLUS = "model.layers.1.attn.surplus.weight"
 CODE = "run code in it, and is therefore refused"
 WEIGHTS = "model.safetensors"
-BROKEN = {
-    "generation_config.json cannot be used": lambda f: (f / "generation_config.json").write_text('{"compile_config": [1]}'),
-    "cut off within its header": lambda f: (f / WEIGHTS).write_bytes(struct.pack("<Q", 2**60) + b"{}"),
-    "tensor .* is incomplete: .* ends .* bytes before its end": lambda f: os.truncate(f / WEIGHTS, 20_000),
-    "cut off within its (header)": lambda f: os.truncate(f / WEIGHTS, 100),
-    "pytorch_model.bin (is damaged|holds more)": lambda f: (
-        pickled(f, weights(f)),
-        os.truncate(f / "pytorch_model.bin", 20_000),
-    ),
-    f"tensor {SURPLUS} has no place": lambda f: changed(f, SURPLUS, torch.ones(2)),
-    r"tensor .*(embeddings|lm_head).weight has shape \(96, 32\), but .* it is \(50, 32\)": lambda f: configured(
-        f, vocab_size=50
-    ),
-    CODE: lambda f: pickled(f, {"model": Malicious()}, pickle.dump),
-    f"{CODE}.*": lambda f: pickled(f, {"model": {"a": torch.ones(2, 2)}, "extra": Malicious()}),
-    "holds no weights": lambda f: [path.unlink() for path in f.iterdir()],
-    "model_type 'llama'.* has none of .*: `retnet-hf linearize` makes a RetNet from a llama": lambda f: other_model(
-        f, "llama"
-    ),
-    "model_type 'gpt2'.* has none of .* first tensor is model.layers.0.self_attn.q_proj.weight": lambda f: other_model(
-        f, "gpt2"
-    ),
-    "tensor .* in .*pytorch_model.bin is a nested tensor, which cannot be a parameter": lambda f: pickled(
-        f, {name: torch.nested.nested_tensor([value, value]) for name, value in weights(f).items()}
-    ),
-    "tensor .* in .*pytorch_model.bin is on the device meta, and has no values": lambda f: pickled(
-        f, {name: value.to("meta") for name, value in weights(f).items()}
-    ),
-    "first tensor is model": lambda f: pickled(f, {"model": torch.ones(3)}),
-    f"{NO_FIT}fla|1000000000000, 32": lambda f: configured(f, vocab_size=10**12),
-    "config.json has a num_hidden_layers of 1000000000, but at most 65536 is allowed": lambda f: configured(
-        f, num_hidden_layers=10**9
-    ),
-    "config.json cannot be read as JSON: (RecursionError|maximum recursion)": lambda f: (f / "config.json").write_text(DEEP),
-    r"tensor model\.layers\.0\.\\x1b\[31mred": lambda f: changed(f, "model.layers.0.\x1b[31mred", torch.ones(2)),
-    r"index.json places tensor .* outside of its folder, in \.\./": lambda f: index_of(f, {"a": "../other.safetensors"}),
-    "index.json places tensor .* outside of its folder, in /": lambda f: index_of(
-        f, {"a": f"{f.resolve()}/other.safetensors"}
-    ),
-    f"{NO_FIT}fla: .*expansion must be": lambda f: configured(f, num_heads=5),
-    "the format fla needs a config.json": lambda f: (f / "config.json").unlink(),
-    "tensor .* is missing: the file model-00001-of-00001.safetensors": lambda f: index_of(
-        f, dict.fromkeys(weights(f), "model-00001-of-00001.safetensors")
-    ),
-    "is a pointer of git-lfs, not the weights: run 'git lfs pull'": lambda f: (f / WEIGHTS).write_text(POINTER),
-    "index.json has no weight_map from tensors to files": lambda f: index_of(f, {"lm_head.weight": 1}),
-    "tensor lm_head.weight is in more than one file; the second one is second.safetensors": two_homes,
-    f"{NO_FIT}syncdoth": scalar_embedding,
-}
 
 
-@pytest.mark.parametrize(("said", "breaks"), BROKEN.items(), ids=BROKEN)
+def written(name: str, content: str):
+    return lambda folder: (folder / name).write_text(content)
+
+
+def pickled_tensors(change):
+    return lambda folder: pickled(folder, {name: change(value) for name, value in weights(folder).items()})
+
+
+def cut_pickle(folder: Path) -> None:
+    pickled(folder, weights(folder))
+    os.truncate(folder / "pytorch_model.bin", 20_000)
+
+
+CONFIG, NO_VALUES = "config.json", "pytorch_model.bin is on the device meta, and has no values"
+BROKEN = [
+    ("generation_config.json cannot be used", written("generation_config.json", '{"compile_config": [1]}')),
+    ("cut off within its header", lambda f: (f / WEIGHTS).write_bytes(struct.pack("<Q", 2**60) + b"{}")),
+    ("cut off within its header", lambda f: os.truncate(f / WEIGHTS, 100)),
+    ("tensor .* is incomplete: .* ends .* bytes before its end", lambda f: os.truncate(f / WEIGHTS, 20_000)),
+    ("pytorch_model.bin (is damaged|holds more)", cut_pickle),
+    (f"tensor {SURPLUS} has no place", lambda f: changed(f, SURPLUS, torch.ones(2))),
+    (r"has shape \(96, 32\), but .* it is \(50, 32\)", lambda f: configured(f, vocab_size=50)),
+    (CODE, lambda f: pickled(f, {"model": Malicious()}, pickle.dump)),
+    (CODE, lambda f: pickled(f, {"model": {"a": torch.ones(2, 2)}, "extra": Malicious()})),
+    ("holds no weights", lambda f: [path.unlink() for path in f.iterdir()]),
+    ("'llama'.* has none of .*: `retnet-hf linearize` makes a RetNet from a llama", lambda f: other_model(f, "llama")),
+    ("'gpt2'.* has none of .* first tensor is model.layers.0.self_attn.q_proj", lambda f: other_model(f, "gpt2")),
+    ("is a nested tensor, which cannot be a parameter", pickled_tensors(lambda v: torch.nested.nested_tensor([v, v]))),
+    (NO_VALUES, pickled_tensors(lambda value: value.to("meta"))),
+    ("first tensor is model", lambda f: pickled(f, {"model": torch.ones(3)})),
+    (f"{NO_FIT}fla|1000000000000, 32", lambda f: configured(f, vocab_size=10**12)),
+    ("of 1000000000, but at most 65536 is allowed", lambda f: configured(f, num_hidden_layers=10**9)),
+    (f"{CONFIG} cannot be read as JSON: (RecursionError|maximum recursion)", written(CONFIG, DEEP)),
+    (r"tensor model\.layers\.0\.\\x1b\[31mred", lambda f: changed(f, "model.layers.0.\x1b[31mred", torch.ones(2))),
+    (r"index.json places tensor .* outside of its folder, in \.\./", lambda f: index_of(f, {"a": "../other.safetensors"})),
+    ("index.json places tensor .* outside of its folder, in /", lambda f: index_of(f, {"a": f"{f.resolve()}/other"})),
+    (f"{NO_FIT}fla: .*expansion must be", lambda f: configured(f, num_heads=5)),
+    ("the format fla needs a config.json", lambda f: (f / CONFIG).unlink()),
+    ("tensor .* is missing: the file model-1.safetensors", lambda f: index_of(f, {"lm_head.weight": "model-1.safetensors"})),
+    ("is a pointer of git-lfs, not the weights: run 'git lfs pull'", written(WEIGHTS, POINTER)),
+    ("index.json has no weight_map from tensors to files", lambda f: index_of(f, {"lm_head.weight": 1})),
+    ("tensor lm_head.weight is in more than one file; the second one is second.safetensors", two_homes),
+    (f"{NO_FIT}syncdoth", scalar_embedding),
+]
+
+
+@pytest.mark.parametrize(("said", "breaks"), BROKEN)
 def test_a_broken_checkpoint_ends_in_one_sentence_and_nothing_is_written(retnet_hf, source, breaks, said):
     breaks(source)
     answer = retnet_hf("convert", "source", "made")

@@ -81,26 +81,25 @@ def test_a_special_token_that_a_text_spells_out_is_text(workplace):
     assert tokenizer.decode(ids) == text
 
 
-UNUSABLE = {  # what is said about files of a model
-    "the model cannot continue this text: new()": ("generation_config.json", '{"eos_token_id": "x"}'),
-    "the model cannot continue this text: Each list in": ("generation_config.json", '{"bad_words_ids": [[1, "a"]]}'),
-    "does not hold a tokenizer that can be loaded: maximum": ("tokenizer_config.json", '{"a":' + "[" * 100_000),
-    "does not hold a tokenizer that can be loaded: KeyError": ("tokenizer.json", "{}"),
-    "do not fit its config.json: 2 are missing or of": ("config.json", {"vocab_size": VOCAB_SIZE + 1}),
-    "does not hold a model that can be loaded": ("model.safetensors", "cut"),
-    "a model that can be loaded": ("config.json", "{ broken"),
-    "model that can be loaded": ("config.json", {"vocab_size": 10**12}),
-    "its logits are not finite numbers: the weights are damaged": ("model.safetensors", math.nan),
-    "its logits are not finite": ("model.safetensors", math.inf),
-    "2 tokens": ("generation_config.json", '{"num_beams": 3}'),
-}
+UNUSABLE = [  # files of a model, and what is said about them
+    ("generation_config.json", '{"eos_token_id": "x"}', "the model cannot continue this text: new()"),
+    ("generation_config.json", '{"bad_words_ids": [[1, "a"]]}', "the model cannot continue this text: Each list in"),
+    ("generation_config.json", '{"num_beams": 3}', "2 tokens"),
+    ("tokenizer_config.json", '{"a":' + "[" * 100_000, "does not hold a tokenizer that can be loaded: maximum"),
+    ("tokenizer.json", "{}", "does not hold a tokenizer that can be loaded: KeyError"),
+    ("config.json", {"vocab_size": VOCAB_SIZE + 1}, "do not fit its config.json: 2 are missing or of"),
+    ("config.json", {"vocab_size": 10**12}, "does not hold a model that can be loaded"),
+    ("config.json", "{ broken", "does not hold a model that can be loaded"),
+    ("model.safetensors", "cut", "does not hold a model that can be loaded"),
+    ("model.safetensors", math.nan, "its logits are not finite numbers: the weights are damaged"),
+    ("model.safetensors", math.inf, "its logits are not finite numbers: the weights are damaged"),
+]
 GOES_ON = ("cannot continue", "not finite")  # a conversation does
 
 
-@pytest.mark.parametrize("said", UNUSABLE)
+@pytest.mark.parametrize(("name", "content", "said"), UNUSABLE)
 @pytest.mark.parametrize("command", ["generate", "chat"])
-def test_what_cannot_be_used_in_a_folder_is_one_line(retnet_hf, workplace, command, said):
-    name, content = UNUSABLE[said]
+def test_what_cannot_be_used_in_a_folder_is_one_line(retnet_hf, workplace, command, name, content, said):
     file = Path("model", name)
     if isinstance(content, float):
         save_file(load_file(file) | {"lm_head.weight": torch.full((VOCAB_SIZE, 32), content)}, file, {"format": "pt"})

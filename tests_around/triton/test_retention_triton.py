@@ -30,8 +30,6 @@ CHUNKWISE = {
     "chunks of 16": {},
     "no initial state": {"length": 20, "initial": False},
     "two sequences, mask and reset": {"batch": 2, "heads": 1, "mask": True, "reset": True},
-    "mask": {"length": 30, "mask": True},
-    "reset": {"length": 30, "reset": True},
     "tiles smaller than the state": {"length": 20, "heads": 1, "key_dim": 20, "value_dim": 40, "small_tiles": True},
     "default chunk": {"length": 70, "heads": 1, "chunk_size": None},
     "segments": {"length": 75, "heads": 1, "segments": 3},
@@ -67,7 +65,6 @@ ROTATIONS = {
     "rotation, heads first, angles of each row": {"angles": 2, "tokens_first": False},
     "rotation, a size that fills no tile": {"size": 20, "length": 16},
     "rotation, bfloat16": {"dtype": "bfloat16", "angles": 2},
-    "rotation, float16": {"dtype": "float16"},
     "rotation, nothing dense in memory": {"strided": True},
     "rotation, a gradient of one number": {"expanded": True},
 }
