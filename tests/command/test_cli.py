@@ -609,12 +609,14 @@ def test_demo(retnet_hf, workplace):
     before, after = re.search(r"held-out text: ([\d,.]+) before training, ([\d,.]+) after", answer.out).groups()
     assert float(after.replace(",", "")) < float(before.replace(",", ""))
     assert "reloaded with AutoModelForCausalLM" in answer.out
+    said = " ".join(answer.out.split())
     sizes = re.search(
-        r"its state takes ([\d,]+) bytes, and after 16,384 tokens ([\d,]+); the KV cache .* take ([\d,]+)", answer.out
+        r"its state takes ([\d.]+) MB, and after 16,384 tokens ([\d.]+) MB; the KV cache .* take (\d+) MB", said
     )
-    before, after, keys_and_values = (int(number.replace(",", "")) for number in sizes.groups())
-    assert before == after
-    assert keys_and_values == 2 * 4 * 128 * 4 * 16384
+    before, after, keys_and_values = map(float, sizes.groups())
+    assert before == after == 0.26
+    assert keys_and_values == round(2 * 4 * 128 * 4 * 16384 / 1e6)
+    assert "next: retnet-hf chat retnet-demo" in said
     assert AutoModelForCausalLM.from_pretrained("retnet-demo").config.hidden_size == 128
     assert free_name("retnet-demo") == Path("retnet-demo-2")
 

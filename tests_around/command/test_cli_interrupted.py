@@ -105,7 +105,7 @@ def test_a_conversion_is_not_lost(retnet_hf, workplace):
 def test_ctrl_c_before_training_leaves_nothing(workplace):
     there = {path.name for path in workplace.iterdir()}
     program = """import time; from retnet_hf.cli.commands import train
-train.require_data = lambda name: print("reading") or time.sleep(60)  # stands still where it reads the text
+train.loading = lambda *options: print("reading") or time.sleep(60)  # stands still before it reads the text
 from retnet_hf.cli.__main__ import run; run()"""
     with started("-c", program, *TRAIN.split(), "--output", "new") as process:
         wait_for(process, "reading")

@@ -71,7 +71,10 @@ def chat(
         )
     branches, current = [conversation], 0
     tell = functools.partial(console.print, style="dim", markup=False)
-    tell("/help shows the commands")
+    tell(
+        "/help shows the commands"
+        + ("" if conversation.uses_template else "; without a chat template, it continues your text")
+    )
     for line in lines(tell):
         command, _, argument = line.strip().partition(" ")
         argument = argument.strip()

@@ -97,6 +97,7 @@ def demo(
         serve_page(page, console)
     else:
         invite(output, run.prompt, console)
+        console.print(f"next: retnet-hf chat {output}; retnet-hf inspect {output}; {output}/loss_curve.png", markup=False)
 
 
 def show_generation(run: "TextRun", console: Console) -> None:
@@ -120,9 +121,9 @@ def show_generation(run: "TextRun", console: Console) -> None:
         model(ids, cache=written.state, use_cache=True, logits_to_keep=1)
     keys_and_values = 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize * MANY
     console.print(
-        f"after {read:,} tokens its state takes {before:,} bytes, and after {MANY:,} tokens {written.state.nbytes:,}; "
-        f"the KV cache of a transformer of the same size would take {keys_and_values:,}",
-        soft_wrap=True,
+        f"after {read:,} tokens its state takes {before / 1e6:.2f} MB, and after {MANY:,} tokens "
+        f"{written.state.nbytes / 1e6:.2f} MB; the KV cache of a transformer of the same size would take "
+        f"{keys_and_values / 1e6:.0f} MB"
     )
 
 

@@ -78,7 +78,8 @@ def serve(
         hint = ": `retnet-hf convert` turns it into a RetNet" if config.model_type == "minimax" else ""
         raise InputError(f"{name} holds no causal RetNet, but a model of type {config.model_type}{hint}")
     # fails with one line if the tokenizer is wrong; the servers would print a traceback
-    if "--trust-remote-code" not in context.args and load_tokenizer(name).chat_template is None:
+    is_chat = "--trust-remote-code" in context.args or load_tokenizer(name).chat_template is not None
+    if not is_chat:
         print("The model has no chat template: /v1/completions answers, /v1/chat/completions does not", file=sys.stderr)
     shared = ["--host", host, "--port", str(port), "--dtype", dtype_of(config, dtype)]
     if engine == "vllm":
@@ -89,8 +90,10 @@ def serve(
         command += ["--log-level", "error", *context.args]
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # from programs on this machine
     address = f"http://{f'[{reached}]' if ':' in reached else reached}:{port}"
-    body = json.dumps({"model": name, "prompt": "In the beginning", "max_tokens": 32, "stream": True})
-    example = ["curl", "-N", f"{address}/v1/completions", "-H", "Content-Type: application/json", "-d", body]
+    asked = {"messages": [{"role": "user", "content": "Hello!"}]} if is_chat else {"prompt": "In the beginning"}
+    body = json.dumps({"model": name, **asked, "max_tokens": 32, "stream": True})
+    path = "chat/completions" if is_chat else "completions"
+    example = ["curl", "-N", f"{address}/v1/{path}", "-H", "Content-Type: application/json", "-d", body]
     told = f"{Path(name).name} is served at {address} once it is loaded; Ctrl-C ends it. Then try:"
     print(told, shlex.join(example), sep="\n", file=sys.stderr, flush=True)
     become([sys.executable, *command])

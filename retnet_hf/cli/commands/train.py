@@ -71,14 +71,14 @@ def train(
     Ctrl-C saves a checkpoint and stops; a second one stops at once (under torchrun, after 30 seconds).
     The folder contains model, tokenizer, loss curve and model card.
     """
+    for source in texts:
+        require_data(source)
     folder = TrainingFolder(output, "train")
     context.with_resource(folder.claim(resume, overwrite, [*texts, config, tokenizer, base]))
     made = [name for name in ("base", "preset", "config") if context.params[name] is not None]
     if len(made) > 1 or (base is not None and options.given(context, "tokenizer", "vocab_size")):
         raise InputError("--from, --preset and --config exclude each other, and --from has its own tokenizer")
     base = None if base is None else model_source(base)
-    for source in texts:
-        require_data(source)
     console = Console(highlight=False, quiet=not ranks.FIRST)
     ranks.share_of(batch_size)
     with loading(console, threads):

@@ -248,7 +248,9 @@ class TrainingRun:
         import matplotlib  # noqa: F401  # draws the loss at the end: fails now, not after hours, if it is missing
 
         threads = f"{torch.get_num_threads()} CPU thread{'s' * (torch.get_num_threads() > 1)}"
-        console.print(f"{self.model.num_parameters():,} parameters, {self.overview()}; {threads}", soft_wrap=True)
+        limit = "" if self.course.minutes is None else f", at most {self.course.minutes:.3g} minutes"
+        plan = f"{self.course.steps:,} steps{limit}; {threads}"
+        console.print(f"{self.model.num_parameters():,} parameters, {self.overview()}; {plan}", soft_wrap=True)
         if self.checkpoint is not None:
             console.print(f"continuing after step {self.steps_done:,}")
         start, bar, supervisor = time.monotonic(), Bar(), Supervisor(self.course, self.rate_option)
