@@ -12,9 +12,8 @@ import torch
 import transformers
 from family_folders import published_minimax
 from foreign_folders import write_folder
-from golden import SMALL, golden
+from golden import SMALL, golden, read
 from peft import LoraConfig, get_peft_model
-from published_outputs import read
 from small_models import close, random_ids
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
