@@ -168,8 +168,8 @@ def test_rows_of_a_state_are_slots_that_are_written_in_place(sequences):
     slots = empty(model, 6)
     address = slots.layers[0].recurrent_states.data_ptr()
     close(read(model, [prompts[0], prompts[2]], slots, state_rows=torch.tensor([4, 1])), [logits[0][0], logits[2][0]])
-    whole = torch.cat([prompts[0], later[0]], dim=1)
-    with_mask = {"attention_mask": torch.ones_like(whole), "past_key_values": slots.select([4])}
+    whole = torch.cat([prompts[2], later[2]], dim=1)
+    with_mask = {"attention_mask": torch.ones_like(whole), "past_key_values": slots.select([1])}
     assert greedy(model, whole, 5, **with_mask).equal(greedy(model, whole, 5))
     mixed = read(model, [later[0], prompts[3], later[2]], slots, state_rows=torch.tensor([4, 0, 1]))
     close(mixed, [logits[0][1], logits[3][0], logits[2][1]])
