@@ -42,7 +42,7 @@ TESTS = {
     "retnet_hf/arguments/": "configuration modeling outputs works_with_peft",
     "retnet_hf/hybrid/configuration": "configuration hybrid",
     "retnet_hf/hybrid/": "hybrid experts state state_algebra conversion_families conversion_ling",
-    "retnet_hf/vision/modeling_vir": "vir vision_promises",
+    "retnet_hf/vision/modeling_vir": "vir vision_promises conversion_vision",
     "retnet_hf/vision/modeling_metaformer": "metaformer vision_promises",
     "retnet_hf/vision/modeling_rmt": "rmt vision_promises",
     "retnet_hf/vision/image_processing": "image_processing",

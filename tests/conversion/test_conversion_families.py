@@ -13,9 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from family_folders import folder_of, published_minimax, small_minimax, write
-from golden import SMALL, golden
+from golden import SMALL, golden, read
 from huggingface_hub.errors import StrictDataclassError
-from published_outputs import read
 from safetensors.torch import load_file, save_file
 from small_models import close, greedy, same_tensors
 from torch import Tensor

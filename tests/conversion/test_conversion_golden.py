@@ -11,8 +11,7 @@ import math
 import pytest
 import torch
 from foreign_folders import write_folder
-from golden import KEPT, NAMES, SMALL, Golden, at_hand, golden
-from published_outputs import format_of, read
+from golden import KEPT, NAMES, SMALL, Golden, at_hand, format_of, golden, read
 from safetensors.torch import load_file
 from small_models import close, greedy
 from torch import Tensor

@@ -390,13 +390,3 @@ def test_what_does_not_fit_is_named(model, weights, arguments, sentence):
     name = model.split()[0]
     with pytest.raises(CheckpointError, match=sentence):
         getattr(FORMATS[name], f"from_{name}")(given, stated)
-
-
-@pytest.mark.parametrize("name", ["rmt", "vir_pulfer"])
-def test_buffers_may_be_absent(name):
-    weights, arguments = SMALL_MODELS[name]()
-    buffers = ("angle", "decay", "dim_sqrt", "decay_mask", "causal_mask")
-    bare = {key: tensor for key, tensor in weights.items() if not key.endswith(buffers)}
-    assert len(bare) < len(weights)
-    read, again = (getattr(FORMATS[name], f"from_{name}")(each, arguments).state_dict() for each in (weights, bare))
-    assert all(torch.equal(read[key], again[key]) for key in read)

@@ -153,14 +153,13 @@ def test_generate_takes_a_state_by_either_of_its_names(name):
 
 @pytest.mark.parametrize("layers", [2, 3])
 def test_fewer_layers_of_a_preset_are_saved_and_read_back(layers, tmp_path):
-    kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+    kinds, ids = ["linear_attention", "full_attention"] * 2, random_ids(1, 9) % 40
     config = retnet_hf.RetNetHybridConfig.from_preset("tiny", vocab_size=40, num_hidden_layers=4, layer_types=kinds)
     retnet_hf.RetNetHybridForCausalLM(config).save_pretrained(tmp_path / "whole")
     fewer = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", num_hidden_layers=layers)
     fewer.save_pretrained(tmp_path / "fewer")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "fewer")
     assert again.config.layer_types == kinds[:layers]
-    ids = random_ids(1, 9) % 40
     assert torch.equal(again(ids).logits, fewer(ids).logits)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import random_ids, same_state, small_model
+from small_models import greedy, random_ids, same_state, small_model
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from retnet_hf import RetNetState, packed_retention, recurrent_retention
@@ -163,11 +163,14 @@ def test_prompts_and_what_follows_go_through_a_model_in_one_row(sequences):
 
 
 def test_rows_of_a_state_are_slots_that_are_written_in_place(sequences):
-    """Prompts and single tokens in one call; slots that nobody asked for keep what they hold."""
+    """Prompts and single tokens in one call; others keep what they hold; `generate` goes on from one."""
     model, prompts, later, logits = sequences
-    slots = RetNetState.zeros(model.config, 6, dtype=torch.float64)
+    slots = empty(model, 6)
     address = slots.layers[0].recurrent_states.data_ptr()
     close(read(model, [prompts[0], prompts[2]], slots, state_rows=torch.tensor([4, 1])), [logits[0][0], logits[2][0]])
+    whole = torch.cat([prompts[2], later[2]], dim=1)
+    with_mask = {"attention_mask": torch.ones_like(whole), "past_key_values": slots.select([1])}
+    assert greedy(model, whole, 5, **with_mask).equal(greedy(model, whole, 5))
     mixed = read(model, [later[0], prompts[3], later[2]], slots, state_rows=torch.tensor([4, 0, 1]))
     close(mixed, [logits[0][1], logits[3][0], logits[2][1]])
     assert slots.layers[0].recurrent_states.data_ptr() == address
@@ -175,15 +178,17 @@ def test_rows_of_a_state_are_slots_that_are_written_in_place(sequences):
     assert not slots.layers[1].recurrent_states[[2, 3, 5]].any()
 
 
-def test_a_document_at_position_0_begins_in_a_slot_that_was_used(sequences):
+def test_a_document_that_begins_before_a_slot_was_left_starts_anew(sequences):
     model, prompts, later, logits = sequences
-    slots = RetNetState.zeros(model.config, 2, dtype=torch.float64)
-    read(model, [prompts[2], prompts[0]], slots, state_rows=torch.tensor([0, 1]))
+    slots = empty(model, 2)
+    read(model, [prompts[2], prompts[0]], slots)
     position = torch.cat([torch.arange(3), torch.tensor([7])])[None]
-    found = read(model, [prompts[3], later[0]], slots, state_rows=torch.tensor([0, 1]), position_ids=position)
-    close(found, [logits[3][0], logits[0][1]])
+    close(read(model, [prompts[3], later[0]], slots, position_ids=position), [logits[3][0], logits[0][1]])
     one = read(model, [random_ids(1, 1, 1)], slots, state_rows=torch.tensor([0]), position_ids=torch.tensor([[0]]))
     close(one, [logits[1][0]])  # a prompt of one token is no step of decoding
+    found = read(model, [prompts[3]], slots, state_rows=torch.tensor([1]), position_ids=torch.arange(3, 6)[None])
+    with torch.no_grad():
+        close(found, [model(prompts[3], position_ids=torch.arange(3, 6)[None]).logits])
 
 
 def test_training_through_packed_documents_with_states_has_the_gradients_of_each_alone(sequences):
@@ -201,43 +206,39 @@ def test_training_through_packed_documents_with_states_has_the_gradients_of_each
 
 def test_what_cannot_go_on_is_refused(sequences):
     model, prompts, _, _ = sequences
-    state, hybrid = empty(model), small_model("hybrid")
+    state, hybrid, two, row = empty(model), small_model("hybrid"), prompts[:2], torch.tensor([0])
     read(model, prompts, state)
-    recording, one = state.clone(), prompts[:1]
+    recording = state.clone()
     recording.activate_past_recording()
-    row = {"cache": state, "use_cache": True}
-    with torch.no_grad():
-        of_hybrid = hybrid(prompts[0], use_cache=True).cache
     integers, different = "integers, one for each of the 2 documents", "different rows of the 4 of cache"
-    rows = [([0], integers), ([0.0, 1.0], integers), ([True, False], integers)]
-    rows += [([1, 1], different), ([0, -1], different), ([0, 4], different)]
-    calls = [
-        (f"state_rows must be {sentence}", lambda bad=bad: read(model, prompts[:2], state, state_rows=torch.tensor(bad)))
-        for bad, sentence in rows
-    ]
-    calls += [
-        ("cache holds 4 sequences, and cu_seq_lens_q 2 documents", lambda: read(model, prompts[:2], state)),
-        ("RetNetState.zeros", lambda: read(model, one, RetNetState(model.config), state_rows=torch.tensor([0]))),
-        ("state_rows need cu_seq_lens_q", lambda: model(prompts[0], cache=state.select([0]), state_rows=torch.tensor([0]))),
-        (
-            "position_ids must increase within each document",
-            lambda: read(model, [prompts[2]], state, state_rows=torch.tensor([0]), position_ids=torch.arange(30)[None] % 5),
-        ),
-        (
-            "attention_mask cannot be passed with packed documents",
-            lambda: read(model, prompts, state, attention_mask=torch.ones(1, sum(LENGTHS), dtype=torch.int64)),
-        ),
-        ("retention_form cannot be passed with packed", lambda: read(model, prompts, state, retention_form="chunkwise")),
-        ("offsets of documents in one row", lambda: model(random_ids(2, 4), cu_seq_lens_q=[0, 1, 2, 3, 4], **row)),
-        (r"end at its 4 tokens, got \[0, 1, 1,", lambda: model(random_ids(1, 4), cu_seq_lens_q=[0, 1, 1, 2, 3], **row)),
-        ("cannot be used with a state that records its past", lambda: read(model, prompts, recording)),
-        ("dtype must be one of", lambda: RetNetState.zeros(model.config, 2, dtype=torch.bfloat16)),
-        ("if all layers of the model are retention", lambda: read(hybrid, one, of_hybrid)),
-        ("if all layers of the model are retention", lambda: RetNetState.zeros(hybrid.config, 2)),
-    ]
-    for sentence, call in calls:
+    bad_rows = [([0], integers), ([0.0, 1.0], integers), ([True, False], integers)]
+    bad_rows += [([1, 1], different), ([0, -1], different), ([0, 4], different)]
+    cannot, restarting = "cannot be passed with packed documents", torch.arange(30)[None] % 5
+    for documents, cache, options, sentence in (
+        *((two, state, {"state_rows": torch.tensor(rows)}, f"state_rows must be {said}") for rows, said in bad_rows),
+        (two, state, {}, "cache holds 4 sequences, and cu_seq_lens_q 2 documents"),
+        (two, RetNetState(model.config), {"state_rows": torch.tensor([0, 1])}, "RetNetState.zeros"),
+        (prompts[2:3], state, {"state_rows": row, "position_ids": restarting}, "position_ids must increase within each doc"),
+        (prompts, state, {"attention_mask": torch.ones(1, sum(LENGTHS)).long()}, f"attention_mask {cannot}"),
+        (prompts, state, {"retention_form": "chunkwise"}, f"retention_form {cannot}"),
+        (prompts, recording, {}, "cannot be used with a state that records its past"),
+    ):
         with pytest.raises(ValueError, match=sentence):
-            call()
+            read(model, documents, cache, **options)
+    with pytest.raises(ValueError, match="state_rows need cu_seq_lens_q"):
+        model(prompts[0], past_key_values=state.select([0]), state_rows=row)
+    for rows, bounds, said in (
+        (2, [0, 1, 2, 3, 4], "offsets of documents in one row"),
+        (1, [0, 1, 1, 2, 3], "end at its 4 tok"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            model(random_ids(rows, 4), cu_seq_lens_q=bounds, past_key_values=state, use_cache=True)
+    with pytest.raises(ValueError, match="dtype must be one of"):
+        RetNetState.zeros(model.config, 2, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="if all layers of the model are retention"):
+        RetNetState.zeros(hybrid.config, 2)
+    with pytest.raises(ValueError, match="if all layers of the model are retention"):
+        read(hybrid, prompts[:1], hybrid(prompts[0], use_cache=True).past_key_values)
 
 
 def test_an_empty_state_beside_boundaries_is_that_of_the_row(sequences):
@@ -247,27 +248,6 @@ def test_an_empty_state_beside_boundaries_is_that_of_the_row(sequences):
     close(read(model, prompts, state), [first for first, _ in logits])
     assert state.layers[0].next_position.tolist() == LENGTHS[-1:]
     assert state.get_seq_length() == sum(LENGTHS)
-
-
-def test_a_slot_that_is_taken_out_is_a_state_like_any_other(sequences):
-    """`generate` asks it how many tokens it has read."""
-    model, prompts, later, _ = sequences
-    slots = empty(model, 6)
-    read(model, [prompts[0], prompts[1]], slots, state_rows=torch.tensor([4, 1]))
-    whole = torch.cat([prompts[0], later[0]], dim=1)
-    options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(whole)}
-    expected = model.generate(whole, **options)
-    assert model.generate(whole, past_key_values=slots.select([4]), **options).equal(expected)
-
-
-def test_a_position_behind_that_of_a_row_starts_anew(sequences):
-    model, prompts, _, _ = sequences
-    slots = empty(model, 1)
-    read(model, [prompts[0]], slots)
-    position = torch.arange(3, 6)[None]
-    found = read(model, [prompts[3]], slots, position_ids=position)
-    with torch.no_grad():
-        close(found, [model(prompts[3], position_ids=position).logits])
 
 
 @pytest.mark.parametrize("sequences", ["grouped"], indirect=True)

@@ -168,13 +168,17 @@ def test_state_knows_its_length(model):
     assert len(state) == len(state.layers) == model.config.num_hidden_layers
 
 
+@torch.no_grad()
 def test_use_cache_decides_or_else_the_configuration(model):
+    """A state that is given is updated in any case: Trainer saves models with use_cache off."""
     ids, silent = random_ids(2, 9), small_model(use_cache=False)
     for one, by_default in ((model, True), (model.model, True), (silent, False), (silent.model, False)):
         assert one.config.use_cache == by_default
-        assert isinstance(one(ids, use_cache=True).past_key_values, RetNetState)
+        state = one(ids, use_cache=True).past_key_values
         assert isinstance(one(ids).past_key_values, RetNetState) == by_default
         assert one(ids, use_cache=False).past_key_values is None
+        one(ids, past_key_values=state)
+        assert int(state.get_seq_length()) == 18
     assert len(model(ids, use_cache=False, return_dict=False)) == 1
 
 

@@ -17,6 +17,8 @@ from places import ROOT, TESTS
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from retnet_hf.conversion.formats import FORMATS
+
 
 SMALL = TESTS / "golden"
 FULL = ROOT.parent / "shared" / "golden"
@@ -64,6 +66,17 @@ def golden(case: str, folder: Path | None = None) -> Golden:
     weights = {name.removeprefix("state_dict."): value for name, value in tensors.items() if name.startswith("state_dict.")}
     outputs = {name: value for name, value in tensors.items() if not name.startswith("state_dict.")}
     return Golden(weights, facts["config"], outputs, facts)
+
+
+def format_of(case: str):
+    return FORMATS[case.split("/")[0].replace("fla_2025_02", "fla")]
+
+
+def read(case: str, folder: Path | None = SMALL) -> tuple:
+    """The model of a case of language models, and the case."""
+    data, form = golden(case, folder), format_of(case)
+    own = {name: tensor.clone() for name, tensor in data.state_dict.items()}  # other tests read the case, too
+    return getattr(form, f"from_{form.NAME}")(own, data.config).eval(), data
 
 
 def main() -> None:

@@ -41,13 +41,10 @@ def workplace(tmp_path, monkeypatch):
 
 
 def start(arguments: str) -> AbstractContextManager[subprocess.Popen]:
-    return started(
-        [sys.executable, *torchrun_launcher(2), "-m", "retnet_hf.cli", *arguments.split()],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    """The command in two processes, as a terminal would start it: what they say on one pipe."""
+    command = [sys.executable, *torchrun_launcher(2), "-m", "retnet_hf.cli", *arguments.split()]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return started(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
 
 
 def run(arguments: str) -> str:
@@ -109,6 +106,16 @@ def test_two_processes_linearize_as_one_does(workplace, monkeypatch):
 
 
 def test_what_cannot_be_shared_out_is_refused(monkeypatch, capsys):
+    for training, evaluation in ((3, 9), (9, 1)):
+        ranks.require_examples(training, evaluation, 4)
+    assert ranks.even_share(9, 8) == 8
+    monkeypatch.setattr(ranks, "RANKS", 2)
+    ranks.require_examples(4, 2, 4)
+    for training, evaluation, said in ((3, 9, "only 3 training"), (9, 1, "2 processes need as many")):
+        with pytest.raises(InputError, match=said):
+            ranks.require_examples(training, evaluation, 4)
+    assert [ranks.even_share(number, 4) for number in (8, 12, 10, 6, 9)] == [4, 3, 1, 3, 1]
+
     monkeypatch.setattr(ranks, "RANKS", 3)
     with pytest.raises(InputError, match="--batch-size must be a multiple of the number of processes, 3, got 8"):
         ranks.share_of(8)
@@ -119,40 +126,21 @@ def test_what_cannot_be_shared_out_is_refused(monkeypatch, capsys):
         ranks.require_shared(fine)
 
 
-@pytest.mark.parametrize(("training", "evaluation", "said"), [(3, 9, "only 3 training"), (9, 1, "2 processes need as many")])
-def test_too_few_examples_for_all_processes_are_refused(monkeypatch, training, evaluation, said):
-    ranks.require_examples(training, evaluation, 4)
-    monkeypatch.setattr(ranks, "RANKS", 2)
-    ranks.require_examples(4, 2, 4)
-    with pytest.raises(InputError, match=said):
-        ranks.require_examples(training, evaluation, 4)
-
-
-def test_held_out_blocks_are_shared_out_evenly_or_singly(monkeypatch):
-    assert ranks.even_share(9, 8) == 8
-    monkeypatch.setattr(ranks, "RANKS", 2)
-    assert [ranks.even_share(number, 4) for number in (8, 12, 10, 6, 9)] == [4, 3, 1, 3, 1]
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
+def test_variables_of_something_else_make_no_processes(monkeypatch):
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    for variables, expected in (
         ({"RANK": "1"}, (0, 1)),
         ({"RANK": "1", "WORLD_SIZE": "2"}, (0, 1)),
-        ({"RANK": "", "WORLD_SIZE": "", "MASTER_ADDR": "localhost"}, (0, 1)),
-        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, (1, 2)),
-    ],
-)
-def test_variables_of_something_else_make_no_processes(monkeypatch, variables, expected):
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
-        monkeypatch.delenv(name, raising=False)
-    with monkeypatch.context() as patched:
-        for name, value in variables.items():
-            patched.setenv(name, value)
+        (launched | {"RANK": "", "WORLD_SIZE": ""}, (0, 1)),
+        (launched, (1, 2)),
+    ):
+        with monkeypatch.context() as patched:
+            for name in launched:
+                patched.setenv(name, variables[name]) if name in variables else patched.delenv(name, raising=False)
+            importlib.reload(ranks)
+            found = ranks.RANK, ranks.RANKS
         importlib.reload(ranks)
-        found = ranks.RANK, ranks.RANKS
-    importlib.reload(ranks)
-    assert found == expected
+        assert found == expected
 
 
 def test_a_process_that_fails_alone_says_so(monkeypatch, capsys):
