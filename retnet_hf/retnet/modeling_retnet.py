@@ -352,10 +352,7 @@ def pieces_of(
 def read_pieces(
     model: nn.Module, pieces: list[slice], hidden_states: Tensor, marks: Any, cache: Cache | None, form: str | None, **kwargs
 ) -> Tensor:
-    """Reads embedded tokens (B, T, D) piece by piece and returns the output of the final norm, (B, T, D).
-
-    `marks` are attention_mask and position_ids.
-    """
+    """Returns the output of the final norm, (B, T, D), for embedded tokens. `marks`: attention_mask and position_ids."""
     state = RetNetState(model.config) if cache is None else cache
     past, output = first_in_use(state.layers), torch.empty_like(hidden_states)
     layout = layout_of(hidden_states.shape[:2], hidden_states.device, *marks, past, **kwargs)
