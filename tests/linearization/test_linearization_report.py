@@ -194,7 +194,7 @@ def test_a_card_shows_what_was_switched_off_texts_answers_and_where_recall_falls
     teacher.by_text, student.by_text = {"python": 4.0}, {"python": 5.0}
     shown = {"without": {"nothing": 10.0, "sinks": 25.0}, "answers": [("Why?", "a | b\nc", "d")], "unseen": ["python"]}
     text = markdown(dataclasses.replace(report, divergence=0.125, teacher=teacher, student=student, **shown))
-    assert "| sinks | 25.00 | 2.500 |" in text
+    assert "| ratio to the whole model |\n|---|---:|---:|\n| nothing | 10.00 | 1.000 |\n| sinks | 25.00 | 2.500 |" in text
     assert "diverge from the source's by 0.1250 nats" in text
     assert "| perplexity of `python` (not used in training) | 4.00 | 5.00 | 1.250 |" in text
     assert "| Why? | a \\| b c | d |" in text
