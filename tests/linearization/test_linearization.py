@@ -126,7 +126,7 @@ def test_the_fastest_decay_is_for_the_head_or_the_group_that_looks_back_least():
 def test_a_linearized_model_with_shared_states_is_smaller_by_the_size_of_a_group(measured):
     source, ids = source_of("Llama 3"), random_ids(2, 30)
     measures = measure_heads(source, [ids]) if measured else None
-    shared, apart = (transfer(source, kept=[], measures=measures, share_states=share) for share in (True, False))
+    shared, apart = (transfer(source, kept=[], measures=measures, **share) for share in ({"share_states": True}, {}))
     assert 2 * shared.config.state_size == apart.config.state_size
     for layer in range(2):
         first, second, third, fourth = shared.config.decays(layer)

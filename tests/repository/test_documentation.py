@@ -1,9 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The documentation: its Python is run, its tables are held to the code, and it builds without a warning."""
 
-import ast
 import re
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -119,37 +117,6 @@ def test_the_changelog_names_the_version_and_no_page_installs_a_distribution_tha
     assert retnet_hf.__version__ in changelog
     for page in (*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"):
         assert released or re.findall(r"pip install \S*retnet.hf.*", page.read_text(encoding="utf-8")) == [], page
-
-
-CORE = ["ops", "state", "hub", "arguments", "modules", "gpu", "retnet", "streams", "hybrid", "vision", "training"]
-# Each imports only itself and those before it.
-FOLDERS = [*CORE, "cpu", "conversion", "linearization", "export", "vllm", "cli"]
-
-
-def imported_modules(file: Path, in_functions: bool) -> set[Path]:
-    """Files in the folders of the package that a file imports; in functions, too, which import later."""
-    found, tree = set(), ast.parse(file.read_text(encoding="utf-8"))
-    for node in ast.walk(tree) if in_functions else tree.body:
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            parent = file.relative_to(ROOT).parts[: -node.level] if node.level else ()
-            base = ".".join([*parent, *([node.module] if node.module else [])])
-            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
-        paths = (ROOT.joinpath(*name.split(".")) for name in names if name.startswith("retnet_hf."))
-        found |= {path.with_suffix(".py") for path in paths if path.with_suffix(".py").is_file()}
-    return {path for path in found if path.parent != ROOT / "retnet_hf"} - {file}
-
-
-def test_folders_import_one_way_and_no_module_in_a_circle():
-    folder, graph = ROOT / "retnet_hf", {}
-    for number, name in enumerate(FOLDERS):
-        for file in (folder / name).rglob("*.py"):
-            graph[file] = imported_modules(file, in_functions=False)
-            later = imported_modules(file, in_functions=True)
-            for imported, allowed in ((graph[file], FOLDERS[: number + 1]), (later, CORE if name in CORE else FOLDERS)):
-                assert {path.relative_to(folder).parts[0] for path in imported} <= set(allowed), file
-    assert len(graph) > 100
-    list(TopologicalSorter(graph).static_order())  # CycleError, which names them, for a circle
 
 
 def test_the_files_that_contributors_are_sent_to_exist():

@@ -29,11 +29,6 @@ from retnet_hf import (
     RetNetForQuestionAnswering,
     RetNetForSequenceClassification,
     RetNetForTokenClassification,
-    RetNetHybridForCausalLM,
-    RetNetHybridForQuestionAnswering,
-    RetNetHybridForSequenceClassification,
-    RetNetHybridForTokenClassification,
-    RetNetHybridModel,
     RetNetModel,
     RetNetState,
 )
@@ -86,11 +81,11 @@ def test_target_modules_that_are_named_and_defaults_of_other_models_are_kept(fla
 
 
 TASKS = {
-    "CAUSAL_LM": (RetNetForCausalLM, RetNetHybridForCausalLM, "lm_head"),
-    "SEQ_CLS": (RetNetForSequenceClassification, RetNetHybridForSequenceClassification, "score"),
-    "TOKEN_CLS": (RetNetForTokenClassification, RetNetHybridForTokenClassification, "score"),
-    "QUESTION_ANS": (RetNetForQuestionAnswering, RetNetHybridForQuestionAnswering, "qa_outputs"),
-    "FEATURE_EXTRACTION": (RetNetModel, RetNetHybridModel, "none"),
+    "CAUSAL_LM": (RetNetForCausalLM, "lm_head"),
+    "SEQ_CLS": (RetNetForSequenceClassification, "score"),
+    "TOKEN_CLS": (RetNetForTokenClassification, "score"),
+    "QUESTION_ANS": (RetNetForQuestionAnswering, "qa_outputs"),
+    "FEATURE_EXTRACTION": (RetNetModel, "none"),
 }
 
 
@@ -104,8 +99,8 @@ TASKS = {
 def test_every_task_and_method_without_target_modules(dialect, task, method, tmp_path, monkeypatch):
     """All linear layers but the head, which tasks of classes train whole."""
     monkeypatch.delitem(TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING, "retnet", raising=False)  # as before any model
-    plain, hybrid, head = TASKS[task]
-    model = small_model(dialect, model_class=hybrid if dialect == "hybrid" else plain)
+    model_class, head = TASKS[task]
+    model = small_model(dialect, model_class)
     options = {"init_r": 4, "target_r": 2, "total_step": 10} if method is AdaLoraConfig else {}
     tuned = get_peft_model(copy.deepcopy(model), method(task_type=task, **options))
     found = {name for name, each in tuned.named_modules() if isinstance(each, BaseTunerLayer)}

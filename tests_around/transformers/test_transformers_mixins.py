@@ -16,20 +16,8 @@ import pytest
 import transformers_suite
 from small_models import small_config
 
-from retnet_hf import (
-    RetNetConfig,
-    RetNetForCausalLM,
-    RetNetForMaskedLM,
-    RetNetForQuestionAnswering,
-    RetNetForSequenceClassification,
-    RetNetForTokenClassification,
-    RetNetHybridForCausalLM,
-    RetNetHybridForQuestionAnswering,
-    RetNetHybridForSequenceClassification,
-    RetNetHybridForTokenClassification,
-    RetNetHybridModel,
-    RetNetModel,
-)
+import retnet_hf
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridForCausalLM, RetNetHybridModel, RetNetModel
 
 
 try:
@@ -45,15 +33,17 @@ SWITCHED_OFF = {
     ),
 }
 
-CLASSES = {
-    "MODEL": RetNetModel,
-    "MODEL_FOR_CAUSAL_LM": RetNetForCausalLM,
-    "MODEL_FOR_MASKED_LM": RetNetForMaskedLM,
-    "MODEL_FOR_QUESTION_ANSWERING": RetNetForQuestionAnswering,
-    "MODEL_FOR_SEQUENCE_CLASSIFICATION": RetNetForSequenceClassification,
-    "MODEL_FOR_TOKEN_CLASSIFICATION": RetNetForTokenClassification,
-}
-transformers_suite.enter_classes(common, "retnet", CLASSES)
+HEADS = ("ForCausalLM", "ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification")
+KINDS = {"MODEL": "Model", "MODEL_FOR_CAUSAL_LM": "ForCausalLM", "MODEL_FOR_MASKED_LM": "ForMaskedLM"}
+KINDS |= {"MODEL_FOR_QUESTION_ANSWERING": "ForQuestionAnswering", "MODEL_FOR_TOKEN_CLASSIFICATION": "ForTokenClassification"}
+KINDS["MODEL_FOR_SEQUENCE_CLASSIFICATION"] = "ForSequenceClassification"
+
+
+def classes(*endings: str, family: str = "RetNet") -> tuple[type, ...]:
+    return tuple(getattr(retnet_hf, family + ending) for ending in endings)
+
+
+transformers_suite.enter_classes(common, "retnet", dict(zip(KINDS, classes(*KINDS.values()))))
 
 
 class RetNetModelTester:
@@ -132,37 +122,19 @@ def experts_where_asked(test_class: type[unittest.TestCase]) -> type[unittest.Te
 @switch_off
 class RetNetModelTest(common.ModelTesterMixin, training_mixin.TrainingTesterMixin, unittest.TestCase):
     model_tester = RetNetModelTester()
-    all_model_classes = (
-        RetNetModel,
-        RetNetForCausalLM,
-        RetNetForSequenceClassification,
-        RetNetForTokenClassification,
-        RetNetForQuestionAnswering,
-    )
+    all_model_classes = classes("Model", *HEADS)
     _torch_compile_train_cls = RetNetForCausalLM  # a slow test, for accelerators only
 
 
 @switch_off
 class RetNetEncoderTest(common.ModelTesterMixin, unittest.TestCase):
     model_tester = RetNetEncoderTester()
-    all_model_classes = (
-        RetNetModel,
-        RetNetForMaskedLM,
-        RetNetForSequenceClassification,
-        RetNetForTokenClassification,
-        RetNetForQuestionAnswering,
-    )
+    all_model_classes = classes("Model", "ForMaskedLM", *HEADS[1:])
 
 
 @experts_where_asked
 @switch_off
 class RetNetHybridTest(common.ModelTesterMixin, unittest.TestCase):
     model_tester = RetNetHybridTester()
-    all_model_classes = (
-        RetNetHybridModel,
-        RetNetHybridForCausalLM,
-        RetNetHybridForSequenceClassification,
-        RetNetHybridForTokenClassification,
-        RetNetHybridForQuestionAnswering,
-    )
+    all_model_classes = classes("Model", *HEADS, family="RetNetHybrid")
     _torch_compile_train_cls = RetNetHybridForCausalLM
