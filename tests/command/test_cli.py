@@ -188,7 +188,7 @@ def test_a_finished_run_is_not_resumed_but_its_model_trained_further(retnet_hf, 
     assert before < 150  # it is no new model, whose perplexity is the size of the vocabulary
     assert "other" not in Path("further/README.md").read_text()
     card = ModelCard.load("further/README.md")
-    assert f"| trained from | `{trained}` |" in card.text
+    assert "| trained from | `model` |" in card.text
     assert AutoTokenizer.from_pretrained("further").get_vocab() == AutoTokenizer.from_pretrained(trained).get_vocab()
     assert not torch.equal(weights(Path("further"))["lm_head.weight"], weights(trained)["lm_head.weight"])
     done(retnet_hf("train", "more.csv", "--field", "body", "--from", trained, "--lr", 0, "--steps", 1, "--output", "same"))

@@ -50,7 +50,7 @@ from .. import ranks
 from ..errors import SAVED, InputError, Interrupted
 from ..interrupts import handling, leaving_order
 from ..text.corpus import CHAT_TEMPLATE, digest_of, document_end, hold_out, load_tokenizer, streams, train_tokenizer
-from ..text.generation import continue_text, encode_prompt, load_model, sampling, template_ids, templated
+from ..text.generation import CUT, continue_text, encode_prompt, load_model, sampling, template_ids, templated
 from .run_folder import RECORD, TrainingFolder, checkpoints_of, step_of
 
 
@@ -421,9 +421,8 @@ def collate(blocks: list[Tensor] | list[tuple[Tensor, Tensor]], form: str = "aut
     if isinstance(blocks[0], Tensor):
         ids = labels = torch.stack(blocks).long()
     else:
-        ids, labels = (
-            pad_sequence(each, batch_first=True, padding_value=fill) for each, fill in zip(zip(*blocks), (0, -100))
-        )
+        rows, answers = zip(*blocks)
+        ids, labels = pad_sequence(rows, batch_first=True), pad_sequence(answers, batch_first=True, padding_value=-100)
     return {"input_ids": ids, "labels": labels, "retention_form": form, "skip_logits": True}
 
 
@@ -434,10 +433,8 @@ def chat_example(
     ids, labels, written = [], [], ""
     for number, message in enumerate(messages):
         if message["role"] == "assistant":
-            asked, answered = (
-                templated(tokenizer, messages[:number], True),
-                templated(tokenizer, messages[: number + 1], False),
-            )
+            asked = templated(tokenizer, messages[:number], True)
+            answered = templated(tokenizer, messages[: number + 1], False)
             if not (asked.startswith(written) and answered.startswith(asked)):
                 raise InputError("the chat template changes earlier turns: give conversations of one turn")
             for text, is_answer in ((asked[len(written) :], False), (answered[len(asked) :], True)):
@@ -460,11 +457,11 @@ class TextRun(TrainingRun):
     @property
     def tokens(self) -> str:
         """Returns the numbers of tokens to train on and held out."""
-        numbers = (
-            sum(len(each[0]) if isinstance(each, tuple) else len(each) for each in data)
+        training, evaluation = (
+            data.numel() if isinstance(data, Tensor) else sum(len(ids) for ids, _ in data)
             for data in (self.training, self.evaluation)
         )
-        return "{:,} to train on, {:,} held out".format(*numbers)
+        return f"{training:,} to train on, {evaluation:,} held out"
 
     def figure(self, metrics: dict[str, float]) -> str:
         return f"perplexity {perplexity(metrics['eval_loss']):,.2f}"
@@ -497,7 +494,8 @@ class TextRun(TrainingRun):
     def finish(self, trainer: Trainer) -> None:
         recipe, partial = self.recipe, self.folder.partial
         before, after = perplexity(self.losses[0]), perplexity(self.losses[-1])
-        facts = {} if recipe.base is None else {"trained from": f"`{recipe.base}`"}
+        base = recipe.base or ""
+        facts = {"trained from": f"`{Path(base).name if Path(base).exists() else base}`"} if base else {}
         facts |= {
             "text": ", ".join(f"`{Path(source).name}`" for source in self.sources),
             "tokens": self.tokens,
@@ -512,7 +510,7 @@ class TextRun(TrainingRun):
         self.tokenizer.save_pretrained(partial)
         draw_loss_curve(self.log, partial / curve, f"{name}, trained on {facts['text']}".replace("`", ""))
         card = model_card(self.model, name, facts, self.prompt, training)
-        for key, value in ({} if recipe.base is None else source_metadata(recipe.base)).items():
+        for key, value in (source_metadata(base) if base else {}).items():
             card.data[key] = value
         card.save(partial / "README.md")
 
@@ -551,8 +549,9 @@ def prepare(sources: list[str], documents: list[Any], folder: TrainingFolder, re
         training, evaluation = ([each for each in part if each[1].ge(0).any()] for part in (training, evaluation))
         if not training or not evaluation:
             raise InputError("no conversation has an answer within --block-size: give more of them, or a larger number")
-        prompt = templated(tokenizer, parts[1][0][:1], True)
-        prompt_ids = template_ids(tokenizer, prompt)
+        first = [message["role"] for message in parts[1][0]].index("assistant")
+        prompt = templated(tokenizer, parts[1][0][:first], True)
+        prompt, prompt_ids = prompt.replace(CUT, ""), template_ids(tokenizer, prompt)
     else:
         encoded = streams(parts, tokenizer, recipe.block_size, "--block-size", end)
         training, evaluation = (blocks_of(stream, recipe.block_size) for stream in encoded)
