@@ -64,13 +64,18 @@ def test_a_stream_is_read_lazily_and_the_state_does_not_grow():
     assert sizes == sizes[:1] * 10
 
 
-def test_empty_streams_and_segments_get_a_sentence():
-    with pytest.raises(ValueError, match="tokens must not be empty"):
-        score_stream(small_model(), [])
-    with pytest.raises(ValueError, match="segment_length must be a positive integer, got 0"):
-        score_stream(small_model(), [1], 0)
-    with pytest.raises(TypeError, match=r"tokens must be ids, got a str\. Tokenize the text first"):
-        score_stream(small_model(), "In the beginning")
+def test_what_is_no_stream_gets_a_sentence():
+    for tokens in (torch.zeros(60), numpy.zeros(60), torch.ones(60) > 0, torch.zeros(1, 60).long()):
+        with pytest.raises(ValueError, match=r"tokens must be integers of shape \(all tokens,\), got torch\."):
+            TokenStreams(tokens, batch_size=2, segment_length=5)
+    for tokens, length, said in (
+        ([], 4096, "tokens must not be empty"),
+        ([1], 0, "segment_length must be a positive integer, got 0"),
+        ("In the beginning", 4096, r"tokens must be ids, got a str\. Tokenize the text first"),
+        (torch.ones(2, 25).long(), 7, "tokens must be one text"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=said):
+            score_stream(small_model(), tokens, length)
 
 
 def test_streams_continue_from_batch_to_batch():
@@ -95,12 +100,6 @@ def test_streams_of_any_integers_are_views_of_the_text_and_yield_int64(tmp_path,
     assert next(iter(dataset))["input_ids"].dtype == torch.int64
     address = tokens.data_ptr() if isinstance(tokens, torch.Tensor) else tokens.ctypes.data
     assert dataset.streams.untyped_storage().data_ptr() == address
-
-
-@pytest.mark.parametrize("tokens", [torch.zeros(60), numpy.zeros(60), torch.ones(60) > 0, torch.zeros(1, 60).long()])
-def test_streams_are_of_integers_of_one_text(tokens):
-    with pytest.raises(ValueError, match=r"tokens must be integers of shape \(all tokens,\), got torch\."):
-        TokenStreams(tokens, batch_size=2, segment_length=5)
 
 
 def trainer(model, tmp_path, callbacks, tokens, **options):
@@ -229,9 +228,8 @@ def test_a_checkpoint_without_a_state_is_refused(tmp_path):
     tokens = torch.randint(0, 40, (2 * 16 * 3,))
     trainer(small_model(), tmp_path, [CarryState()], tokens, save_steps=2).train()
     (tmp_path / "checkpoint-2" / CarryState.FILE).unlink()
-    again = trainer(small_model(), tmp_path, [CarryState()], tokens)
     with pytest.raises(ValueError, match="has no carried_state.safetensors"):
-        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        trainer(small_model(), tmp_path, [CarryState()], tokens).train(str(tmp_path / "checkpoint-2"))
 
 
 def test_a_checkpoint_has_the_states_of_one_run(tmp_path):
@@ -264,8 +262,6 @@ def test_scoring_is_in_eval_mode_and_leaves_the_mode_alone():
     model, tokens = small_model(hidden_dropout=0.5), torch.randint(0, 40, (50,))
     expected = score_stream(model, tokens).log_likelihood
     model.train()
-    assert score_stream(model, tokens, 7).log_likelihood == pytest.approx(expected, rel=1e-5)
+    for each in (tokens, tokens.numpy()):
+        assert score_stream(model, each, 7).log_likelihood == pytest.approx(expected, rel=1e-5)
     assert model.training
-    assert score_stream(model, tokens.numpy(), 7).log_likelihood == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(ValueError, match="tokens must be one text"):
-        score_stream(model, tokens.view(2, 25))

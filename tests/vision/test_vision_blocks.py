@@ -28,31 +28,24 @@ def family(request):
 @pytest.mark.parametrize("shape", [(4000, 2, 3), (4000, 2, 2, 3)])
 def test_stochastic_depth_leaves_a_branch_out_of_whole_images(shape):
     """The other images make up for it, so that what is expected of a branch stays what it is."""
-    torch.manual_seed(0)
     branch = ResidualBranch(3, None, drop_path_rate=0.4).train()
+    assert not list(branch.parameters())
     ones, nothing = torch.ones(shape), torch.zeros(shape)
     per_image = branch(nothing, ones).flatten(1)
     assert (per_image == per_image[:, :1]).all()
     assert per_image.unique().tolist() == pytest.approx([0, 1 / 0.6])
     assert (per_image[:, 0] == 0).float().mean().item() == pytest.approx(0.4, abs=0.03)
-    assert per_image.mean().item() == pytest.approx(1, abs=0.05)
     assert torch.equal(branch.eval()(ones, ones), 2 * ones)
     assert branch.bfloat16().train()(ones.bfloat16(), ones.bfloat16()).dtype == torch.bfloat16
 
 
-def test_a_branch_without_stochastic_depth_draws_no_random_numbers():
-    before = torch.get_rng_state()
-    ResidualBranch(3, 0.5, drop_path_rate=0.0).train()(torch.ones(2, 5, 3), torch.ones(2, 5, 3))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_layer_scale_is_a_factor_of_each_channel():
-    branch = ResidualBranch(3, 0.25, drop_path_rate=0.0)
+    """A branch without stochastic depth draws no random numbers."""
+    branch, ones, before = ResidualBranch(3, 0.25, drop_path_rate=0.0).train(), torch.ones(2, 4, 3), torch.get_rng_state()
     assert torch.equal(branch.scale.data, torch.full((3,), 0.25))
     branch.scale.data.copy_(torch.tensor([1.0, 2.0, 3.0]))
-    ones = torch.ones(2, 4, 3)
     assert torch.equal(branch(ones, ones), torch.tensor([2.0, 3.0, 4.0]).expand(2, 4, 3))
-    assert not list(ResidualBranch(3, None, drop_path_rate=0.4).parameters())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_rates_of_stochastic_depth_rise_over_all_blocks():

@@ -105,7 +105,7 @@ def test_fields_that_follow_from_others():
     config = small_vir_config()
     assert (config.image_shape, config.patch_shape, config.grid_shape) == ((24, 24), (8, 6), (3, 4))
     assert [ViRConfig(hidden_size=48, **given).intermediate_size for given in ({"mlp_ratio": 3}, {})] == [144, 192]
-    config = small_metaformer_config(token_mixers="pooling")
+    config = small_metaformer_config(token_mixers="pooling", padding=[0] * 4)
     assert (config.token_mixers, config.hidden_size, config.num_hidden_layers) == (["pooling"] * 4, 24, 4)
     assert small_rmt_config(mlp_ratios=(2, 2, 1.5, 2)).mlp_ratios == [2, 2, 1.5, 2]
 
