@@ -95,7 +95,7 @@ def test_help_names_the_commands_and_help_of_each_has_examples(retnet_hf, argume
         assert helped.out.count(f"retnet-hf {command}") >= 2
 
 
-def test_train_ends_in_a_folder_with_everything(trained, monkeypatch):
+def test_train_ends_in_a_folder_with_everything_that_loads_and_generates(trained, monkeypatch):
     files = "README.md config.json generation_config.json loss_curve.png model.safetensors tokenizer.json"
     files += " tokenizer_config.json training_run.json"
     assert sorted(path.name for path in trained.iterdir()) == files.split()
@@ -106,20 +106,14 @@ def test_train_ends_in_a_folder_with_everything(trained, monkeypatch):
     assert "`book.txt`" in card
     monkeypatch.chdir(trained.parent)
     exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], {})
-
-
-def test_the_trained_folder_loads_and_generates(trained):
-    model = AutoModelForCausalLM.from_pretrained(trained)
-    tokenizer = AutoTokenizer.from_pretrained(trained)
+    writer, text = pipeline("text-generation", model=str(trained)), "In the beginning 💡 God\n\ncreated\tthe heaven."
+    model, tokenizer = writer.model, writer.tokenizer
     assert isinstance(model, RetNetForCausalLM)
     assert model.config.vocab_size == len(tokenizer) == 300
-    assert model.config.use_cache
-    assert model.config.retention_form == "auto"
+    assert (model.config.use_cache, model.config.retention_form) == (True, "auto")
     assert model.generation_config.eos_token_id == model.generation_config.bos_token_id == tokenizer.eos_token_id == 0
     assert model.generation_config.pad_token_id == tokenizer.pad_token_id == 1
-    text = "In the beginning 💡 God\n\ncreated\tthe heaven."
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    writer = pipeline("text-generation", model=str(trained))
     assert writer("And God", max_new_tokens=5)[0]["generated_text"].startswith("And God")
 
 
@@ -453,9 +447,6 @@ def test_generate_from_argument_and_stdin(retnet_hf, trained):
     unechoed = retnet_hf("generate", trained, "And God said", *options, "--no-echo")
     assert "And God said" + unechoed.out == answer.out
     assert retnet_hf("generate", trained, "And God said", *options, "--seed", 4).out != answer.out
-
-
-def test_generate_writes_what_the_model_generates(retnet_hf, trained):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(trained), AutoTokenizer.from_pretrained(trained)
     ids = model.generate(**tokenizer("And God", return_tensors="pt"), max_new_tokens=30, do_sample=False)
     answer = retnet_hf("generate", trained, "And God", "-n", 30, "--temperature", 0)

@@ -2,7 +2,6 @@
 """The benchmark of quality: its small rivals against references, its measures against loops, its cells on disk."""
 
 import math
-import multiprocessing.dummy
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from benchmarks.quality.rwkv_sums import weighted_sum
 from benchmarks.quality.settings import SETTINGS, Setting
 from benchmarks.quality.state import state_numbers
 from benchmarks.quality.studies import ABLATIONS, COMPARISON, HEADS, IMAGES, Plan
-from benchmarks.quality.training import batches, train
 from retnet_hf import RetNetConfig, RetNetHybridConfig
 
 
@@ -105,34 +103,6 @@ def test_a_rival_sees_what_is_before_a_token_and_nothing_after(model):
     assert model != "hyena" or sizes[1] - sizes[0] == 2 * 12 * 16
 
 
-def test_models_of_a_seed_see_the_same_blocks_and_learn():
-    stream = torch.arange(3 * 64) % 7
-    first, again, other = (next(batches(stream, seed, 32, 2)) for seed in (0, 0, 1))
-    assert first.equal(again)
-    assert not first.equal(other)
-    torch.manual_seed(0)
-    options = {"learning_rate": 3e-3, "seed": 0, "block": 32, "batch": 2, "points": 10}
-    curve = train(RIVALS["retnet"](SMALL, 16), stream, 30 * 64, **options).curve
-    assert curve[-1][0] == 30 * 64
-    assert curve[-1][1] < curve[0][1] - 0.3
-
-
-class Measured(LanguageCell):
-    """A cell whose loss depends on the learning rate alone, and that trains nothing."""
-
-    losses = {1.5e-3: 2.1, 3e-3: 1.4, 6e-3: 0.7, 1.2e-2: 0.0, 2.4e-2: 0.7}
-
-    def measure(self):
-        loss = self.losses[self.learning_rate]
-        return {"choosing": {"loss": loss}, "reporting": {"256": {"loss": loss}}}
-
-
-@pytest.fixture
-def plan(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.quality.studies.LanguageCell", Measured)
-    return Plan("laptop", tmp_path)
-
-
 def test_differences_are_of_pairs_and_within_two_errors_none():
     estimate = statistics.paired([1.0, 2.0, 3.3], [0.9, 1.8, 3.0])
     assert estimate.mean == pytest.approx(0.2)
@@ -149,18 +119,6 @@ def test_the_row_of_the_presets_is_what_from_preset_makes():
         preset = config_class.from_preset("tiny", **rivals.sizes(SMALL, 24))
         assert made.to_dict() | {"architectures": None} == preset.to_dict() | {"architectures": None}
         assert row.options == studies.PRESET | extra
-
-
-def test_work_measures_each_cell_once_and_goes_on_where_it_was_stopped(plan, capsys, monkeypatch):
-    monkeypatch.setattr("multiprocessing.get_context", lambda method: multiprocessing.dummy)  # threads
-    assert len(quality_command.missing(plan, ["longer"])) == 9
-    quality_command.work(plan, ["longer"], 1, 1)
-    assert not quality_command.missing(plan, ["longer"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(set(lines)) == 3 * (5 + 2)  # of three rows, rates, and seeds that are not among them
-    assert len((plan.folder / "language.jsonl").read_text(encoding="utf-8").splitlines()) == 3 * (5 + 2)
-    quality_command.work(plan, ["longer"], 1, 1)
-    assert not capsys.readouterr().out
 
 
 def test_committed_cells_are_sorted_and_can_be_described_again():
