@@ -150,7 +150,7 @@ class CausalGraph(nn.Module):
                 reach, scaling = AttentionSpan.of(config, kind), config.mixer_sizes(index)[2] ** -0.5
                 pasts.append(ExportedAttention(next(given), next(given), position_ids, reach, scaling))
         hidden_states = inner.read(hidden_states, self._plans(position_ids), SimpleNamespace(layers=pasts))
-        logits = self.model.lm_head(self.model.input_of_head(hidden_states))
+        _, logits = self.model.loss_and_logits(hidden_states, None, is_own_loss=False)
         kept = ([past.state] if isinstance(past, ExportedRetention) else [past.key, past.value] for past in pasts)
         return logits, *chain.from_iterable(kept)
 

@@ -223,9 +223,9 @@ class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
 
     model_class = RetNetHybridModel
 
-    def input_of_head(self, hidden_states: Tensor) -> Tensor:
+    def loss_and_logits(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor | None, Tensor | None]:
         scaling = self.config.logits_scaling
-        return hidden_states if scaling is None else hidden_states / scaling
+        return super().loss_and_logits(hidden_states if scaling is None else hidden_states / scaling, *args, **kwargs)
 
     def _validate_generated_length(self, generation_config: Any, input_ids_length: int, *args: Any) -> None:
         """Raises ValueError before the first token if prompt and new tokens are more than softmax layers accept.

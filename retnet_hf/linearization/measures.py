@@ -36,7 +36,9 @@ def perplexity(loss: float) -> float:
 
 def logits_of(model: PreTrainedModel, hidden_states: Tensor) -> Tensor:
     """Returns the logits (…, V) for hidden states (…, D) of a model of this package or of transformers."""
-    return model.lm_head(model.input_of_head(hidden_states) if hasattr(model, "input_of_head") else hidden_states)
+    if hasattr(model, "loss_and_logits"):
+        return model.loss_and_logits(hidden_states, None, is_own_loss=False)[1]
+    return model.lm_head(hidden_states)
 
 
 def repeats(ids: Tensor) -> Tensor:

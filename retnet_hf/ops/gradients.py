@@ -32,8 +32,8 @@ def token_blocks(tensor: Tensor, threads: int = 1) -> list[slice]:
     most = BLOCK_SIZE * threads
     if tensor.dim() < 2 or tensor.device.type != "cpu" or tensor.numel() <= most:
         return [slice(None)]
-    size = max(1, most * tensor.shape[-2] // tensor.numel())
-    return [slice(start, start + size) for start in range(0, tensor.shape[-2], size)]
+    length, size = tensor.shape[-2], max(1, most * tensor.shape[-2] // tensor.numel())
+    return list(map(slice, range(0, length, size), range(size, length + size, size)))
 
 
 def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

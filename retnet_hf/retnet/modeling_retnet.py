@@ -649,7 +649,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetWithLMHead, GenerationMixin):
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden_states = self.input_of_head(outputs.last_hidden_state[:, kept, :])
+        hidden_states = outputs.last_hidden_state[:, kept, :]
         is_own = labels is not None and self.loss_function is ForCausalLMLoss and labels.shape == hidden_states.shape[:2]
         if is_own:
             shifted = kwargs.pop("shift_labels", None)
@@ -658,10 +658,6 @@ class RetNetForCausalLM(RetNetGeneration, RetNetWithLMHead, GenerationMixin):
             labels = shifted
         loss, logits = self.loss_and_logits(hidden_states, labels, is_own, not skip_logits, **kwargs)
         return self.outputs_of(outputs, loss, logits, attention_mask)
-
-    def input_of_head(self, hidden_states: Tensor) -> Tensor:
-        """Returns what the head reads instead of the hidden states (B, T, D)."""
-        return hidden_states
 
     def outputs_of(
         self, outputs: BaseModelOutputWithPast, loss: Tensor | None, logits: Tensor | None, attention_mask: Tensor | None
