@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from retnet_hf.conversion.checkpoint_location import is_repository_name, require_no_adapter
+from retnet_hf.conversion.checkpoint_location import is_repository_name, repository_of, require_no_adapter
 from retnet_hf.conversion.errors import first_line
 
 from .errors import InputError
@@ -39,7 +39,8 @@ def model_source(name: str) -> str:
         return str(path)
     if path.exists():
         raise InputError(f"{name} is a file; a model is a folder with config.json, weights and tokenizer")
-    if looks_like_path(name) or "/" not in name:
+    repository, _ = repository_of(name)
+    if looks_like_path(repository) or "/" not in repository:
         raise InputError(f"no such folder: {name}")
     return name
 
@@ -79,8 +80,9 @@ def load(auto_class: Any, name: str, what: str = "model", **options: Any) -> Any
     Without `trust_remote_code=False`, transformers asks on stdin whether to run the code, and a pipe can answer yes.
     Raises InputError for every error of the readers and the network.
     """
+    repository, revision = repository_of(name)
     try:
-        return auto_class.from_pretrained(name, trust_remote_code=False, **options)
+        return auto_class.from_pretrained(repository, revision=revision or "main", trust_remote_code=False, **options)
     except Exception as error:
         reason = f"does not hold a {what} that can be loaded: {first_line(error)}"
         if "trust_remote_code" in str(error):

@@ -20,7 +20,7 @@ run_option, model_option, data_option, training_option, sampling_option = (
     functools.partial(typer.Option, rich_help_panel=panel) for panel in ("Run", "Model", "Text", "Training", "Sampling")
 )
 argument = functools.partial(typer.Argument, show_default=False)
-Model = Annotated[str, argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.")]
+Model = Annotated[str, argument(metavar="MODEL", help="Folder of a model, or its name on the Hub: NAME or NAME@REVISION.")]
 Threads = Annotated[int | None, run_option(min=1, help="CPU threads. Absent: OMP_NUM_THREADS, or all cores.")]
 WriterThreads = Annotated[
     int | None, run_option(min=1, help="CPU threads. Absent: one for a small model, else OMP_NUM_THREADS, or all cores.")

@@ -19,10 +19,11 @@ def run() -> None:
     from retnet_hf import library
     from retnet_hf.conversion.errors import first_line
 
+    from .named_inputs import load as load_named
     from .text.corpus import ending_no_text
 
     # `transformers serve` looks for the class that config.json names in this module, not among the Auto classes.
-    for name in transformers.AutoConfig.from_pretrained(sys.argv[2], trust_remote_code=False).architectures or []:
+    for name in load_named(transformers.AutoConfig, sys.argv[2]).architectures or []:
         if not hasattr(transformers, name):
             setattr(transformers, name, getattr(library, name, library.RetNetHybridForCausalLM))
     plain, kept = library.RetNetForCausalLM.generate, {}

@@ -10,9 +10,15 @@ SAFETENSORS = (".safetensors",)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
 
 
+def repository_of(name: str) -> tuple[str, str | None]:
+    """Returns the repository and the revision of a name on the Hub, such as "owner/name@v2". A path has no revision."""
+    repository, _, revision = name.partition("@")
+    return (name, None) if Path(name).expanduser().exists() else (repository, revision or None)
+
+
 def is_repository_name(source: str) -> bool:
-    """Returns whether `source` can be the name of a repository, such as "owner/name"."""
-    return source.count("/") == 1 and not source.startswith((".", "~", "/"))
+    """Returns whether `source` can be the name of a repository, such as "owner/name" or "owner/name@revision"."""
+    return source.partition("@")[0].count("/") == 1 and not source.startswith((".", "~", "/"))
 
 
 def require_no_adapter(folder: Path) -> None:
@@ -25,7 +31,7 @@ def require_no_adapter(folder: Path) -> None:
 
 
 def locate(source: str) -> Path:
-    """Returns the path `source`. If it does not exist, downloads the Hugging Face repository of that name.
+    """Returns the path `source`. If it does not exist, downloads the Hugging Face repository of that name and revision.
 
     Raises:
         CheckpointError: if the repository cannot be downloaded.
@@ -39,7 +45,8 @@ def locate(source: str) -> Path:
     weights = [f"*{ending}" for ending in SAFETENSORS + PICKLES]
     patterns = [*weights, "*.json", "*.model", "*.txt", "*.jinja", "README.md", "LICENSE*"]
     try:
-        return Path(snapshot_download(source, allow_patterns=patterns))
+        repository, revision = repository_of(source)
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except (OSError, ValueError, HFValidationError) as error:
         raise CheckpointError(
             f"{source} does not exist here, and no repository of this name can be downloaded: {first_line(error)}"

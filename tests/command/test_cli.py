@@ -273,7 +273,7 @@ def test_an_unfinished_checkpoint_is_passed_over_and_without_another_one_refused
     state = Path(shutil.copytree(unfinished / "checkpoint-12", "model.partial/checkpoint-8"), "trainer_state.json")
     state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": 8}))
     assert folder.to_resume()[0].name == "checkpoint-8"
-    shutil.copytree(trained / "checkpoint-12", "model.partial/checkpoint-12", dirs_exist_ok=True)
+    shutil.copytree(unfinished / "checkpoint-12", "model.partial/checkpoint-12", dirs_exist_ok=True)
     assert folder.to_resume()[0].name == "checkpoint-12"  # the last one that is whole
 
 

@@ -125,6 +125,20 @@ def test_push_to_hub_then_trust_remote_code(hub, tmp_path):
     assert tokens == greedy(small_model("torchscale"), torch.tensor([[5, 6, 7]]), 8)[0].tolist()
 
 
+def test_commands_take_a_revision_of_a_repository(hub, tmp_path):
+    script = """
+from retnet_hf.cli.main import app
+for command in ("generate someone/with-code@v2 w5 -n 3", "inspect someone/plain@branch"):
+    app(command.split(), standalone_mode=False)
+"""
+    hub.asked.clear()
+    assert "format   retnet_hf" in run(script, hub, tmp_path)
+    for repo, revision in (("with-code", "v2"), ("plain", "branch")):
+        paths = [path for path in hub.asked if f"someone/{repo}" in path]
+        assert any(f"/{revision}" in path for path in paths)
+        assert not any("/main" in path for path in paths)
+
+
 @pytest.mark.parametrize("repo", ["someone/own-card", "someone/own-image-card"])
 def test_push_to_hub_leaves_a_card_of_one_s_own_alone(hub, repo):
     card = ModelCard(hub.files[repo]["README.md"].decode())

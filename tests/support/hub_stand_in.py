@@ -18,6 +18,7 @@ class HubStandIn:
     def __init__(self) -> None:
         self.files: dict[str, dict[str, bytes]] = {}
         self.cards: list[str] = []  # model cards that were sent to be checked
+        self.asked: list[str] = []  # paths that were asked for
         self.url = ""
 
     def commit_of(self, repo: str) -> str:
@@ -79,6 +80,7 @@ def handler_for(hub: HubStandIn) -> type[BaseHTTPRequestHandler]:
             self.answer(404 if found is None else 200, json.dumps(found).encode(), Content_Type="application/json")
 
         def do_GET(self) -> None:
+            hub.asked.append(self.path)
             parts = self.path.split("?")[0].strip("/").split("/")
             if parts[:2] == ["api", "models"] and (repo := "/".join(parts[2:4])) in hub.files:
                 found = hub.listed(repo, tree=parts[4:5] == ["tree"])

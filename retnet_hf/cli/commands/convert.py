@@ -16,7 +16,7 @@ from ..named_inputs import load, require_checkpoint
 from ..options import Overwrite, argument, loading
 
 
-Source = Annotated[str, argument(metavar="INPUT", help="Folder or file of a checkpoint, or its name on the Hub.")]
+Source = Annotated[str, argument(metavar="INPUT", help="Folder or file of a checkpoint, or NAME@REVISION on the Hub.")]
 
 
 def convert(

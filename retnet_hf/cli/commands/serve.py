@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 from rich.console import Console
 
+from retnet_hf.conversion.checkpoint_location import repository_of
+
 from ..errors import InputError, how_to_install
 from ..named_inputs import load, model_source
 from ..options import Model, loading, run_option
@@ -84,7 +86,10 @@ def serve(
     shared = ["--host", host, "--port", str(port), "--dtype", dtype_of(config, dtype)]
     if engine == "vllm":
         own = vllm_arguments(config, requests or 64, length, context.args)
-        command = ["-m", "vllm.entrypoints.openai.api_server", "--model", name, *shared, *own]
+        repository, revision = repository_of(name)
+        if revision is not None:
+            shared += ["--served-model-name", name, "--revision", revision, "--tokenizer-revision", revision]
+        command = ["-m", "vllm.entrypoints.openai.api_server", "--model", repository, *shared, *own]
     else:
         command = ["-m", "retnet_hf.cli.serve_transformers", str(int(state_memory * 1e9)), "serve", name, *shared]
         command += ["--log-level", "error", *context.args]

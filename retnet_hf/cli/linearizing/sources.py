@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.configuration_utils import PreTrainedConfig
 
+from retnet_hf.conversion.checkpoint_location import repository_of
 from retnet_hf.linearization import SourceError, linearized_config, softmax_config
 from retnet_hf.linearization.gguf import gguf_file, unpacked
 from retnet_hf.linearization.measures import SCORED_TOKENS
@@ -62,7 +63,8 @@ def source_digest(name: str) -> str:
     """Returns the identity of a source, checked on resume: its commit on the Hub, or a hash of parts of its files."""
     folder, digest = Path(name).expanduser(), hashlib.sha256()
     if not folder.is_dir():
-        return Path(hf_hub_download(name, "config.json", local_files_only=True)).parent.name
+        repository, revision = repository_of(name)
+        return Path(hf_hub_download(repository, "config.json", revision=revision, local_files_only=True)).parent.name
     for pattern in ("config.json", "*.safetensors", "*.bin"):
         for file in sorted(folder.glob(pattern)):
             with file.open("rb") as opened:

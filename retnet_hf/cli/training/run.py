@@ -37,6 +37,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from retnet_hf.conversion.checkpoint_location import repository_of
 from retnet_hf.conversion.converted_folder import licence_of
 from retnet_hf.conversion.errors import first_line
 from retnet_hf.conversion.formats import reason_of
@@ -520,7 +521,8 @@ def source_metadata(name: str) -> dict[str, Any]:
     if Path(name).is_dir():
         return licence_of(Path(name)) or {}
     try:
-        licence = licence_of(Path(hf_hub_download(name, "README.md")).parent)
+        name, revision = repository_of(name)
+        licence = licence_of(Path(hf_hub_download(name, "README.md", revision=revision)).parent)
     except (OSError, HfHubHTTPError):  # no card or no network
         licence = None
     return {"base_model": name, **(licence or {})}
