@@ -14,9 +14,13 @@ def printable(text: object) -> str:
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, or the error's name if it has no message.
 
-    torch's advice to load a file with `weights_only=False` is replaced, since that would run any code in the file.
+    torch's advice to load a file with `weights_only=False` is replaced, since that would run any code in the file. Where the
+    Hub does not know the user, the way to log in follows.
     """
-    if "weights_only" in str(error):
+    text = str(error)
+    if "weights_only" in text:
         return "the file is damaged, or could only be read by running code in it"
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    if "401 Unauthorized" in text or "401 Client Error" in text or "private repository" in text:
+        return f"{line.rstrip(':')}; if it is private, log in with `hf auth login`"
     return line if line and not isinstance(error, KeyError) else f"{type(error).__name__} {line}".strip()

@@ -139,6 +139,15 @@ for command in ("generate someone/with-code@v2 w5 -n 3", "inspect someone/plain@
         assert not any("/main" in path for path in paths)
 
 
+@pytest.mark.parametrize("call", ["load(AutoConfig, 'someone/private')", "locate('someone/private')"])
+def test_a_refusal_of_the_hub_says_how_to_log_in(hub, tmp_path, call):
+    imports = "from transformers import AutoConfig; from retnet_hf.cli.named_inputs import load"
+    imports += "; from retnet_hf.conversion.checkpoint_location import locate"
+    said = run(f"{imports}\ntry: {call}\nexcept ValueError as error: print(error)", hub, tmp_path)
+    assert "someone/private" in said
+    assert "log in with `hf auth login`" in said
+
+
 @pytest.mark.parametrize("repo", ["someone/own-card", "someone/own-image-card"])
 def test_push_to_hub_leaves_a_card_of_one_s_own_alone(hub, repo):
     card = ModelCard(hub.files[repo]["README.md"].decode())

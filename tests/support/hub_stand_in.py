@@ -81,6 +81,9 @@ def handler_for(hub: HubStandIn) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             hub.asked.append(self.path)
+            if "private" in self.path:
+                self.answer(401)
+                return
             parts = self.path.split("?")[0].strip("/").split("/")
             if parts[:2] == ["api", "models"] and (repo := "/".join(parts[2:4])) in hub.files:
                 found = hub.listed(repo, tree=parts[4:5] == ["tree"])
