@@ -24,10 +24,7 @@ ACTIVATIONS = (None, "silu", "swish", "gelu", "gelu_pytorch_tanh", "relu", "relu
 
 
 def export_mlx(
-    model: RetNetForCausalLM,
-    folder: Path | str,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    overwrite: bool = False,
+    model: RetNetForCausalLM, folder: Path | str, tokenizer: PreTrainedTokenizerBase | None = None, overwrite: bool = False
 ) -> None:
     """Writes a language model for mlx-lm. `mlx_lm.load(folder, trust_remote_code=True)` loads it and runs its model file.
 

@@ -73,11 +73,7 @@ class DivergenceByRows(torch.autograd.Function):
 
 
 def divergence_from(
-    student: nn.Module,
-    head: nn.Module,
-    teacher: PreTrainedModel,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
+    student: nn.Module, head: nn.Module, teacher: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None = None
 ) -> Tensor:
     """Returns the mean divergence of a student from its teacher over the present tokens.
 

@@ -141,8 +141,7 @@ class StageRun(TrainingRun):
 
     def trainer(self, **kwargs: Any) -> Trainer:
         kwargs["args"] = self.arguments(
-            include_num_input_tokens_seen="all",
-            bf16=trains_in_bfloat16(self.model.config.hidden_size),
+            include_num_input_tokens_seen="all", bf16=trains_in_bfloat16(self.model.config.hidden_size)
         )
         if self.recipe.lora_rank is not None:
             from peft import LoraConfig, get_peft_model

@@ -7,9 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from retnet_hf.linearization import (
-    spread_layers,
-)
+from retnet_hf.linearization import spread_layers
 
 from .. import ranks
 from ..errors import InputError

@@ -48,11 +48,7 @@ REPORTED = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # arg
 
 
 def sampling(
-    max_new_tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 0.95,
-    repetition_penalty: float = 1.0,
+    max_new_tokens: int = 200, temperature: float = 0.8, top_k: int = 0, top_p: float = 0.95, repetition_penalty: float = 1.0
 ) -> dict[str, Any]:
     """Returns arguments of `generate()` that select the next token. A temperature of 0 takes the most probable one."""
     lengths = {"max_new_tokens": max_new_tokens, "repetition_penalty": repetition_penalty}
