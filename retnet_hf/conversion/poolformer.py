@@ -90,11 +90,6 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
     )
 
 
-def image_processor_options(config: MetaFormerConfig) -> dict[str, Any]:
-    """Returns the centre crop of the evaluation, which is larger for M36 and M48, the widest models."""
-    return {"crop_pct": 0.95 if config.hidden_size > 512 else 0.9}
-
-
 def _fields_of_shapes(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns our fields for the shapes of the authors' layout and the constructor's arguments."""
     # Even entries of `network` are stages, odd entries are the patch embeddings between them.

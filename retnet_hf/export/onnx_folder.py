@@ -13,7 +13,7 @@ from retnet_hf import RetNetForCausalLM
 
 from . import ExportError
 from .causal_graph import CausalGraph, in_float32
-from .export_folder import KINDS, made_beside, require_exportable
+from .export_folder import KINDS, exported_to, require_exportable
 from .onnx_file import GREEDY, SUFFIXES, check, check_classifier, quantize, write_causal, write_classifier
 
 
@@ -59,7 +59,7 @@ def export_onnx(
         CheckpointError: if the folder must not be replaced.
     """
     require_exportable(model, kinds)
-    with made_beside(folder, overwrite) as partial:
+    with exported_to(folder, overwrite) as partial:
         (partial / "onnx").mkdir()
         exported = write_files(model, partial / "onnx", kinds, any_size)
         files: dict[str, Any] = {"export.json": [dataclasses.asdict(each) for each in exported]}
