@@ -145,11 +145,6 @@ class Recipe:
         """Returns the number of tokens in a sequence of a stage."""
         return self.long_block_size if stage == "long" else self.block_size
 
-    def share_of_time(self, stage: str) -> float:
-        """Returns the share of a stage in the training time, by its tokens and the time of a token."""
-        times = {name: count * self.block_size_of(name) * STAGE_TIMES[name] for name, count in self.steps.items()}
-        return times[stage] / sum(times.values())
-
     @property
     def kept(self) -> KeptLayers:
         return KeptLayers() if self.keep_attention is None else KeptLayers.parse(self.keep_attention)
