@@ -6,25 +6,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from retnet_hf import (
-    MetaFormerForImageClassification,
-    RetNetForCausalLM,
-    RMTForImageClassification,
-    ViRForImageClassification,
-)
+import retnet_hf
 from retnet_hf.conversion.errors import first_line
 from retnet_hf.conversion.replaced_folder import made_beside
 
 from . import ExportError
 
 
-CLASSIFIERS = (ViRForImageClassification, RMTForImageClassification, MetaFormerForImageClassification)
+CLASSIFIERS = [getattr(retnet_hf, f"{family}ForImageClassification") for family in ("ViR", "RMT", "MetaFormer")]
 KINDS = ("float32", "int8", "int4")  # types of weights in ONNX files
 
 
 def require_exportable(model: Any, kinds: Sequence[str] = ()) -> None:
     """Raises ExportError for a model that cannot be exported, or for an unknown type of weights."""
-    if not isinstance(model, (RetNetForCausalLM, *CLASSIFIERS)):
+    if not isinstance(model, (retnet_hf.RetNetForCausalLM, *CLASSIFIERS)):
         others = ", ".join(each.__name__ for each in CLASSIFIERS)
         raise ExportError(f"a {type(model).__name__} cannot be exported: only RetNetForCausalLM, {others} are supported")
     if unknown := sorted(set(kinds) - set(KINDS)):

@@ -94,9 +94,10 @@ def write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any_
             file = folder / f"model{SUFFIXES[kind]}.onnx"
             if kind != "float32":
                 quantize(whole, file, kind)
-            found = check(reference, file) if is_language_model else (check_classifier(reference, file, any_size), None)
-            exported.append(ExportedFile(f"{folder.name}/{file.name}", kind, file.stat().st_size, *found))
-            error, equal = found
+            error, equal = (
+                check(reference, file) if is_language_model else (check_classifier(reference, file, any_size), None)
+            )
+            exported.append(ExportedFile(f"{folder.name}/{file.name}", kind, file.stat().st_size, error, equal))
             is_near = error <= MOST_ERROR and equal in (GREEDY, None) if kind == "float32" else error <= MOST_QUANTISED_ERROR
             if not is_near:  # also for NaN
                 raise ExportError(f"the exported model is wrong: its logits differ from the model's by {error:.1e}")
