@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 from huggingface_hub import ModelCard, ModelCardData, constants
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from .transfer import SourceError
 

@@ -119,12 +119,12 @@ class Supervisor(TrainerCallback):
 
     def __init__(self, course: Course, rate_option: str = "--lr") -> None:
         self.course, self.rate_option = course, rate_option
-        self.signal: int | None = None  # received by this process
+        self.signal = 0  # received by this process, if it is not 0
 
     def on_step_end(
         self, args: Any, state: TrainerState, control: TrainerControl, optimizer=None, lr_scheduler=None, **kwargs
     ) -> None:
-        seconds, heard = ranks.highest(self.course.seconds(), self.signal or 0)
+        seconds, heard = ranks.highest(self.course.seconds(), self.signal)
         step, steps, minutes = state.global_step, self.course.steps, self.course.minutes
         over = 0.0 if minutes is None else seconds / (60 * minutes)  # share of the time
         if heard:
@@ -169,24 +169,9 @@ class Bar(ProgressCallback):
             self.training_bar.set_postfix_str(f"loss {logs['loss']:.3f} (training)")
 
 
-class Evaluations(TrainerCallback):
-    """Prints a line for every evaluation, and a sample under it."""
-
-    def __init__(self, console: Console, run: "TrainingRun") -> None:
-        self.console, self.run = console, run
-
-    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, metrics: dict, **kwargs) -> None:
-        sample = self.run.specimen()
-        with tqdm.external_write_mode():  # above the bar
-            self.console.print(f"step {state.global_step:>6,} of {state.max_steps:,}   {self.run.figure(metrics)}")
-            if sample is not None:
-                text = Text.assemble((sample[0], "bold"), sample[1].replace("\n", " "), style="dim")
-                self.console.print(Padding(text, (0, 0, 1, 4)))
-
-
 @dataclass(kw_only=True)
-class TrainingRun:
-    """A training run that is ready to start.
+class TrainingRun(TrainerCallback):
+    """A training run that is ready to start. It is a callback that prints its evaluations.
 
     Subclasses define `trainer(**kwargs)`, which takes the arguments that all runs share; `finish(trainer)`, which writes the
     model's files into the partial folder; and texts for the terminal: `overview()` of the data, `figure(metrics)` of an
@@ -212,6 +197,15 @@ class TrainingRun:
         self.course = replace(course, steps=steps, eval_every=course.eval_every or max(self.least_between, steps // 10))
         self.log: list[dict[str, float]] = []
         self.steps_done = 0 if self.checkpoint is None else step_of(self.checkpoint)
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, metrics: dict, **kwargs) -> None:
+        """Prints a line, and a sample under it."""
+        sample = self.specimen()
+        with tqdm.external_write_mode():  # above the bar
+            self.console.print(f"step {state.global_step:>6,} of {state.max_steps:,}   {self.figure(metrics)}")
+            if sample is not None:
+                text = Text.assemble((sample[0], "bold"), sample[1].replace("\n", " "), style="dim")
+                self.console.print(Padding(text, (0, 0, 1, 4)))
 
     def trained(self, trainer: Trainer) -> None:
         """Runs in all processes after the last step."""
@@ -245,8 +239,9 @@ class TrainingRun:
         console.print(f"{self.model.num_parameters():,} parameters, {self.overview()}; {plan}", soft_wrap=True)
         if self.checkpoint is not None:
             console.print(f"continuing after step {self.steps_done:,}")
+        self.console = console
         start, bar, supervisor = time.monotonic(), Bar(), Supervisor(self.course, self.rate_option)
-        shown = [*([bar] if console.is_terminal else []), Evaluations(console, self)] if ranks.FIRST else []
+        shown = [*([bar] if console.is_terminal else []), self] if ranks.FIRST else []
         with leaving_order():
             try:
                 self._train(supervisor, shown)
@@ -274,7 +269,7 @@ class TrainingRun:
                 trainer.state = TrainerState.load_from_json(str(self.checkpoint / "trainer_state.json"))
                 self.model = trainer.model = self.reloaded(self.checkpoint)
             self.log = trainer.state.log_history
-            [heard] = ranks.highest(supervisor.signal or 0)
+            [heard] = ranks.highest(supervisor.signal)
             if heard:
                 raise Interrupted(f"interrupted at step {trainer.state.global_step}, {SAVED}", int(heard))
             self.trained(trainer)
@@ -286,7 +281,7 @@ class TrainingRun:
                     shutil.rmtree(checkpoint)
 
             ranks.of_first(end)
-            [heard] = ranks.highest(supervisor.signal or 0)
+            [heard] = ranks.highest(supervisor.signal)
             self.published(int(heard))
 
     def arguments(self, **further: Any) -> TrainingArguments:
