@@ -64,60 +64,18 @@ from .vision.modeling_vir import (
 )
 
 
-__all__ = [
-    "CarryState",
-    "CausalConv1d",
-    "MetaFormerBackbone",
-    "MetaFormerConfig",
-    "MetaFormerForImageClassification",
-    "MetaFormerModel",
-    "MetaFormerPreTrainedModel",
-    "MultiScaleRetention",
-    "PrefixStates",
-    "RMTBackbone",
-    "RMTConfig",
-    "RMTForImageClassification",
-    "RMTModel",
-    "RMTPreTrainedModel",
-    "RetNetConfig",
-    "RetNetForCausalLM",
-    "RetNetForMaskedLM",
-    "RetNetForQuestionAnswering",
-    "RetNetForSequenceClassification",
-    "RetNetForTokenClassification",
-    "RetNetHybridConfig",
-    "RetNetHybridForCausalLM",
-    "RetNetHybridForMaskedLM",
-    "RetNetHybridForQuestionAnswering",
-    "RetNetHybridForSequenceClassification",
-    "RetNetHybridForTokenClassification",
-    "RetNetHybridModel",
-    "RetNetHybridPreTrainedModel",
-    "RetNetModel",
-    "RetNetPreTrainedModel",
-    "RetNetState",
-    "StateTuning",
-    "StreamScore",
-    "StreamState",
-    "TokenStreams",
-    "ViRBackbone",
-    "ViRConfig",
-    "ViRForImageClassification",
-    "ViRForMaskedImageModeling",
-    "ViRModel",
-    "ViRPreTrainedModel",
-    "__version__",
-    "bidirectional_retention",
-    "chunkwise_retention",
-    "context_parallel",
-    "manhattan_retention",
-    "packed_retention",
-    "parallel_retention",
-    "recurrent_retention",
-    "retention",
-    "score_stream",
-    "shard_sequence",
-]
+__all__ = ["RetNetConfig", "RetNetForCausalLM", "RetNetForMaskedLM", "RetNetForQuestionAnswering", "RetNetModel"]
+__all__ += ["RetNetForSequenceClassification", "RetNetForTokenClassification", "RetNetPreTrainedModel"]
+__all__ += ["RetNetHybridConfig", "RetNetHybridForCausalLM", "RetNetHybridForMaskedLM", "RetNetHybridForQuestionAnswering"]
+__all__ += ["RetNetHybridForSequenceClassification", "RetNetHybridForTokenClassification", "RetNetHybridModel"]
+__all__ += ["RetNetHybridPreTrainedModel", "RetNetState", "PrefixStates", "StateTuning", "CarryState", "StreamScore"]
+__all__ += ["TokenStreams", "score_stream", "context_parallel", "shard_sequence", "__version__"]
+__all__ += ["CausalConv1d", "MultiScaleRetention", "StreamState", "manhattan_retention", "retention", "packed_retention"]
+__all__ += ["bidirectional_retention", "chunkwise_retention", "parallel_retention", "recurrent_retention"]
+__all__ += ["ViRBackbone", "ViRConfig", "ViRForImageClassification", "ViRForMaskedImageModeling", "ViRModel"]
+__all__ += ["ViRPreTrainedModel", "RMTBackbone", "RMTConfig", "RMTForImageClassification", "RMTModel", "RMTPreTrainedModel"]
+__all__ += ["MetaFormerBackbone", "MetaFormerConfig", "MetaFormerForImageClassification", "MetaFormerModel"]
+__all__ += ["MetaFormerPreTrainedModel"]
 
 if TYPE_CHECKING:
     from .training.streaming import CarryState, StreamScore, TokenStreams, score_stream
@@ -138,14 +96,8 @@ except Exception as error:  # Pillow is not installed, or an installed torchvisi
         else "needs Pillow, which is not installed: pip install Pillow"
     )
 else:
-    __all__ += [
-        "MetaFormerImageProcessor",
-        "MetaFormerImageProcessorPil",
-        "RMTImageProcessor",
-        "RMTImageProcessorPil",
-        "ViRImageProcessor",
-        "ViRImageProcessorPil",
-    ]
+    __all__ += ["MetaFormerImageProcessor", "MetaFormerImageProcessorPil", "RMTImageProcessor", "RMTImageProcessorPil"]
+    __all__ += ["ViRImageProcessor", "ViRImageProcessorPil"]
     register_image_processors(MetaFormerConfig, MetaFormerImageProcessor, MetaFormerImageProcessorPil)
     register_image_processors(RMTConfig, RMTImageProcessor, RMTImageProcessorPil)
     register_image_processors(ViRConfig, ViRImageProcessor, ViRImageProcessorPil)
@@ -162,19 +114,11 @@ def __getattr__(name: str) -> Any:
 
 
 # Auto classes by the suffix of a model class.
-_AUTO_CLASSES = {
-    "Model": transformers.AutoModel,
-    "ForCausalLM": transformers.AutoModelForCausalLM,
-    "ForMaskedLM": transformers.AutoModelForMaskedLM,
-    "ForQuestionAnswering": transformers.AutoModelForQuestionAnswering,
-    "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
-    "ForTokenClassification": transformers.AutoModelForTokenClassification,
-    "ForImageClassification": transformers.AutoModelForImageClassification,
-    "ForMaskedImageModeling": transformers.AutoModelForMaskedImageModeling,
-    "Backbone": transformers.AutoBackbone,
-}
-_CONFIGS = (RetNetConfig, RetNetHybridConfig, MetaFormerConfig, RMTConfig, ViRConfig)
-for _config_class in _CONFIGS:
+_AUTO_CLASSES = {"Model": transformers.AutoModel, "Backbone": transformers.AutoBackbone}
+_TASKS = ("CausalLM", "MaskedLM", "QuestionAnswering", "SequenceClassification", "TokenClassification")
+for _task in (*_TASKS, "ImageClassification", "MaskedImageModeling"):
+    _AUTO_CLASSES[f"For{_task}"] = getattr(transformers, f"AutoModelFor{_task}")
+for _config_class in (RetNetConfig, RetNetHybridConfig, MetaFormerConfig, RMTConfig, ViRConfig):
     _family = _config_class.__name__.removesuffix("Config")
     _ends = (end for end in _AUTO_CLASSES if _family + end in __all__)
     register(_config_class, {_AUTO_CLASSES[end]: globals()[_family + end] for end in _ends})

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch.nn.functional import cross_entropy
 
-from retnet_hf.linearization.measures import score, token_losses
+from retnet_hf.linearization.measures import score
 
 from . import texts
 from .cells import Cell
@@ -41,7 +42,8 @@ class LanguageCell(Cell):
         run = train(model, stream("training"), self.tokens, self.learning_rate, self.seed, **sizes)
 
         def losses_of(ids: torch.Tensor) -> torch.Tensor:
-            return token_losses(model(ids.to(setting.device), use_cache=False).logits.cpu(), ids)
+            logits = model(ids.to(setting.device), use_cache=False).logits[:, :-1].cpu().float()
+            return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)
 
         def scores(ids: torch.Tensor, length: int) -> dict[str, Any]:
             return score(losses_of, ids, length, setting.scored_tokens)._asdict()

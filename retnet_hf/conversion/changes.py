@@ -36,11 +36,6 @@ def rotated_last(head_dim: int, turned: int) -> Change:
     return reordered(torch.cat([rest, last[::2], last[1::2]]))
 
 
-def pairs_apart(head_dim: int) -> Change:
-    """Reorders the rows (H K, D) of a query or key projection, from rotated pairs (2i, 2i+1) to pairs (i, i + K/2)."""
-    return rotated_last(head_dim, head_dim)
-
-
 def split(parts: int) -> Change:
     """Splits one tensor into several of ours of equal size, along its rows."""
     return Change(lambda tensors: list(tensors[0].tensor_split(parts)), lambda ours: [torch.cat(ours)])

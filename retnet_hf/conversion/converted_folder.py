@@ -23,7 +23,7 @@ from .checkpoint import Checkpoint
 from .errors import CheckpointError, first_line
 from .formats import FORMATS
 from .moves import Conversion, Move
-from .replaced_folder import TOKENIZER, claim, replace
+from .replaced_folder import TOKENIZER, made_beside
 
 
 IMAGE_PROCESSORS = {"vir": ViRImageProcessor, "rmt": RMTImageProcessor, "metaformer": MetaFormerImageProcessor}
@@ -47,11 +47,8 @@ def write_folder(
     Raises:
         CheckpointError: for values that cannot be read or are not finite, or if `output` must not be replaced.
     """
-    partial = claim(output, overwrite, (checkpoint.path, *checkpoint.files))
-    output = output.expanduser().resolve()
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    folder = checkpoint.folder
+    with made_beside(output, overwrite, (checkpoint.path, *checkpoint.files)) as partial:
         (computed := partial / "computed").mkdir()
         numbers = itertools.count()
 
@@ -62,24 +59,28 @@ def write_folder(
 
         model = plan.build(checkpoint.tensors, done, on_disk)
         for name in ("generation_config.json", "config.json"):  # older versions of transformers wrote it into config.json
-            if model.can_generate() and (checkpoint.folder / name).is_file():
-                model.generation_config = _generation_config(checkpoint.folder, name)
+            if model.can_generate() and (folder / name).is_file():
+                try:
+                    model.generation_config = GenerationConfig.from_pretrained(
+                        folder, name, _from_model_config=name == "config.json"
+                    )
+                    model.generation_config.validate(strict=True)  # saving requires this
+                except Exception as error:  # fields of a wrong type may lead to any error
+                    raise CheckpointError(f"{folder / name} cannot be used: {first_line(error)}") from error
                 break
         model.save_pretrained(partial, max_shard_size=min(5 * 10**9, max(file.stat().st_size for file in checkpoint.files)))
         shutil.rmtree(computed, ignore_errors=True)
-        _copy_tokenizer(checkpoint.folder, partial)
         if model.config.model_type in IMAGE_PROCESSORS:
-            options = getattr(FORMATS[plan.format], "image_processor_options", lambda config: {})(model.config)
+            options = {}
+            if model.config.model_type == "metaformer":  # the crop of PoolFormer's evaluation is larger for wide models
+                options["crop_pct"] = 0.95 if model.config.hidden_size > 512 else 0.9
             size = getattr(model.config, "image_size", None) or 224
             height, width = (size, size) if isinstance(size, int) else size
             processor = IMAGE_PROCESSORS[model.config.model_type](size={"height": height, "width": width}, **options)
             processor.save_pretrained(partial)
         origin = f"Converted from `{source or checkpoint.path.name}` ({FORMATS[plan.format].DESCRIPTION})"
-        _write_card(model, checkpoint.folder, partial, output.name, licence, origin)
-        replace(output, partial)
-        return model
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _complete(partial, model, folder, output, licence, origin)
+    return model
 
 
 def write_foreign_folder(
@@ -93,48 +94,30 @@ def write_foreign_folder(
     writers = {name: getattr(form, f"to_{name}") for name, form in FORMATS.items() if hasattr(form, f"to_{name}")}
     if target not in writers:
         raise CheckpointError(f"a model can be written in the formats {', '.join(writers)}, not in {target}")
-    partial = claim(output, overwrite, [source])
-    output = output.expanduser().resolve()
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        state_dict, config = writers[target](model)
-        partial.mkdir(parents=True)
-        save_torch_state_dict(state_dict, partial)
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        model.generation_config.save_pretrained(partial)
-        _copy_tokenizer(source, partial)
-        origin = f"Converted from `{source.name}` to the format {target} ({FORMATS[target].DESCRIPTION})"
-        _write_card(model, source, partial, output.name, licence, origin)
-        replace(output, partial)
+        with made_beside(output, overwrite, [source]) as partial:
+            state_dict, config = writers[target](model)
+            save_torch_state_dict(state_dict, partial)
+            (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            model.generation_config.save_pretrained(partial)
+            origin = f"Converted from `{source.name}` to the format {target} ({FORMATS[target].DESCRIPTION})"
+            _complete(partial, model, source, output, licence, origin)
     except ValueError as error:
         raise CheckpointError(first_line(error)) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _copy_tokenizer(source: Path, partial: Path) -> None:
+def _complete(partial: Path, model: PreTrainedModel, source: Path, output: Path, licence: str | None, origin: str) -> None:
+    """Adds the source's tokenizer and a model card with the source's licence, unless another is given."""
     for name in TOKENIZER:
         if (source / name).is_file():
             shutil.copyfile(source / name, partial / name)
-
-
-def _write_card(model: PreTrainedModel, source: Path, partial: Path, name: str, licence: str | None, origin: str) -> None:
-    card, fields = model_card(model, name), {"license": licence} if licence else licence_of(source) or {}
-    for field, value in fields.items():
-        card.data[field] = value
+    fields = {"license": licence} if licence else licence_of(source) or {}
     stated = fields.get("license_name") or fields.get("license") or "not stated"
     stated = ", ".join(map(str, stated)) if isinstance(stated, list) else stated
-    card.text += f"\n## Origin\n\n{origin} with retnet-hf {__version__}. Licence of the source: {stated}.\n"
+    text = f"\n## Origin\n\n{origin} with retnet-hf {__version__}. Licence of the source: {stated}.\n"
+    card = model_card(model, output.expanduser().resolve().name, training=text)
+    vars(card.data).update(fields)
     card.save(partial / "README.md")
-
-
-def _generation_config(folder: Path, name: str) -> GenerationConfig:
-    try:
-        config = GenerationConfig.from_pretrained(folder, name, _from_model_config=name == "config.json")
-        config.validate(strict=True)  # saving requires this
-        return config
-    except Exception as error:  # fields of a wrong type may lead to any error
-        raise CheckpointError(f"{folder / name} cannot be used: {first_line(error)}") from error
 
 
 def how_to_load(model: PreTrainedModel, folder: str) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 
-from .changes import Change, pairs_apart, reordered, rows, split
+from .changes import Change, reordered, rotated_last, rows, split
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,12 @@ class Dialect:
     def changes(self, config: RetNetConfig, fused: bool) -> dict[str, tuple[tuple[str, ...], Change]]:
         """Returns the tensors with changed values: suffix of our name -> (suffixes of our tensors that it fills, change).
 
-        Args:
-            fused: whether gate and up projection are one tensor, from `is_fused`.
+        `fused` says whether gate and up projection are one tensor, from `is_fused`.
         """
         found = {end: (ends, make(config)) for end, ends, make in self.changed}
         if self.interleaved and config.use_rotary:
             for end in (".retention.q_proj.weight", ".retention.k_proj.weight"):
-                found[end] = (end,), pairs_apart(config.head_dim)
+                found[end] = (end,), rotated_last(config.head_dim, config.head_dim)
         if fused and config.use_gated_mlp:
             found[".mlp.gate_proj.weight"] = (".mlp.gate_proj.weight", ".mlp.up_proj.weight"), split(2)
         return found
@@ -100,10 +99,7 @@ def renamed(name: str, modules: Iterable[tuple[str, str]]) -> str:
 
 
 def rotated_first(config: RetNetConfig) -> Change:
-    """Returns the change for heads of which only the first elements rotate, in pairs (i, i + turned/2).
-
-    Here pairs are (i, i + K/2), and the first turned/2 pairs rotate.
-    """
+    """Reorders heads whose first elements rotate, in pairs (i, i + turned/2). Here the first of pairs (i, i + K/2) do."""
     turned = round(config.head_dim * config.rope_parameters.get("partial_rotary_factor", 1))
     if turned == config.head_dim:
         return Change()

@@ -4,18 +4,10 @@
 import re
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.core_model_loading import (
-    Concatenate,
-    ConversionOps,
-    MergeModulelist,
-    WeightConverter,
-    WeightRenaming,
-    WeightTransform,
-)
+from transformers.core_model_loading import Concatenate, ConversionOps, MergeModulelist, WeightConverter, WeightRenaming
 from transformers.modeling_utils import PreTrainedModel
 
 from .changes import Change
@@ -38,15 +30,14 @@ class RowConversion(ConversionOps):
         tensors = next(iter(input_dict.values()))
         weight = tensors[0] if isinstance(tensors, list) else tensors
         stem = full_layer_name.removesuffix(target_patterns[0])
-        parameters = [model.get_parameter_or_buffer(stem + end) for end in target_patterns]
-        parameter = parameters[0]
+        parameter, *others = (model.get_parameter_or_buffer(stem + end) for end in target_patterns)
         if not hasattr(parameter, "placements"):  # the parameter is no DTensor
             return dict(zip(target_patterns, self.change.forward([weight])))
 
         from torch.distributed.tensor import DTensor, Replicate  # some builds of torch lack them
 
         mesh, placements = parameter.device_mesh, parameter.placements
-        shape = (sum(parameter.shape[0] for parameter in parameters), *parameter.shape[1:])
+        shape = (sum(each.shape[0] for each in (parameter, *others)), *parameter.shape[1:])
         strides = torch.empty(shape, device="meta").stride()
         whole = DTensor.from_local(weight, mesh, placements, shape=shape, stride=strides).full_tensor()
         parts = (DTensor.from_local(part, mesh, [Replicate()] * mesh.ndim) for part in self.change.forward([whole]))
@@ -67,30 +58,14 @@ class RowConverter(WeightConverter):
         quantize, self.quantization_operation = self.quantization_operation, None
         tensors = super().convert(layer_name, model, config, hf_quantizer, loading_info)
         made = {}
+        options = {"source_patterns": self.source_patterns, "target_patterns": self.target_patterns, "model": model}
+        options |= {"config": config, "missing_keys": loading_info.missing_keys if loading_info else None}
         for name, tensor in tensors.items():
             if quantize is None or not hf_quantizer.param_needs_quantization(model, name):
                 made[name] = tensor
             else:
-                made |= quantize.convert(
-                    {name: tensor},
-                    source_patterns=self.source_patterns,
-                    target_patterns=self.target_patterns,
-                    full_layer_name=name,
-                    model=model,
-                    config=config,
-                    missing_keys=loading_info.missing_keys if loading_info else None,
-                )
+                made |= quantize.convert({name: tensor}, full_layer_name=name, **options)
         return made
-
-
-def with_transforms(load_config: Any, transforms: list[WeightTransform]) -> Any:
-    """Returns transformers' loading settings with these transforms appended."""
-    return replace(load_config, weight_mapping=[*(load_config.weight_mapping or []), *transforms])
-
-
-def forget_transforms(model: PreTrainedModel, transforms: list[WeightTransform]) -> None:
-    """Removes transforms that transformers would reverse when it saves the model, since we save our own names."""
-    model._weight_conversions = [transform for transform in model._weight_conversions or [] if transform not in transforms]
 
 
 def load(names: Collection[str], model: PreTrainedModel, state_dict, checkpoint_files, load_config, *args, **kwargs):
@@ -106,8 +81,8 @@ def load(names: Collection[str], model: PreTrainedModel, state_dict, checkpoint_
             joined = [MergeModulelist(dim=0), Concatenate(dim=1)]
             transforms.append(WeightConverter([gate, up], ".mlp.experts.gate_up_proj", joined))
             transforms.append(WeightConverter([down], ".mlp.experts.down_proj", [MergeModulelist(dim=0)]))
-        load_config = with_transforms(load_config, transforms)
+        load_config = replace(load_config, weight_mapping=[*(load_config.weight_mapping or []), *transforms])
     loaded = PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
-    if transforms:
-        forget_transforms(model, transforms)
+    if transforms:  # transformers would reverse them when it saves the model, but we save our own names
+        model._weight_conversions = [each for each in model._weight_conversions or [] if each not in transforms]
     return loaded

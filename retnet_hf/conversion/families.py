@@ -6,7 +6,6 @@ from typing import Any
 
 from . import hypenet, ling, minicpm_sala, minimax, ring, ring_lite, transnormer
 from .dialect import Dialect
-from .family import Family
 from .fla import FLA, hybrid_fields
 from .torchscale import TORCHSCALE
 
@@ -17,18 +16,13 @@ FAMILIES = tuple(module.FAMILY for module in MODULES)
 DIALECTS = (FLA, TORCHSCALE, *(dialect for family in FAMILIES for dialect in family.dialects))
 
 
-def family_of(content: dict[str, Any]) -> Family | None:
-    """Returns the family of a config.json, or None."""
-    return next((family for family in FAMILIES if family.own_key in content or family.recognises((), content)), None)
-
-
 def fields_of(content: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of RetNetHybridConfig for a config.json of any family.
 
     Raises:
         ValueError: for an option that changes what the model computes and has no counterpart here.
     """
-    family = family_of(content)
+    family = next((each for each in FAMILIES if each.own_key in content or each.recognises((), content)), None)
     if "slope_offset" in content and family not in (ling.FAMILY, ring.FAMILY, ring_lite.FAMILY):
         raise ValueError("slope_offset is for published files of Ring and Ling, which contain no decays, not for this file.")
     if family is None:

@@ -54,16 +54,12 @@ class Row:
         name = self.ours or self.theirs
         stated = getattr(ours, name, None)
         if self.values is None:
-            value = self.back(stated, ours)
+            value, allowed = self.back(stated, ours), "given"
         else:
-            if stated not in self.values.values():
-                choices = " or ".join(repr(choice) for choice in self.values.values())
-                raise ValueError(
-                    f"{name} must be {choices} for the format {target_format}, which cannot express {stated!r}."
-                )
-            value = {own: theirs for theirs, own in self.values.items()}[stated]
+            value = next((theirs for theirs, own in reversed(self.values.items()) if own == stated), None)
+            allowed = " or ".join(repr(choice) for choice in self.values.values())
         if value is None and self.default is not None:
-            raise ValueError(f"{name} must be given for the format {target_format}, which cannot express {stated!r}.")
+            raise ValueError(f"{name} must be {allowed} for the format {target_format}, which cannot express {stated!r}.")
         return {self.theirs: value}
 
 

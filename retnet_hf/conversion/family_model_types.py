@@ -1,7 +1,6 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The model_types of families, registered with AutoConfig. `families.py` needs a completely imported `retnet_hf`."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import transformers
@@ -31,22 +30,15 @@ class FamilyConfig:
     @classmethod
     def from_dict(cls, content: dict[str, Any], **kwargs: Any) -> Any:
         """Returns the configuration of a file, as in transformers."""
-        own = cls._of_transformers() if describes_model_of_transformers(content, cls.model_type) else None
-        return (own or RetNetHybridConfig).from_dict(content, **kwargs)
+        own = any(name in dir(transformers) for name in content.get("architectures") or ())
+        own |= cls.model_type == "bailing_hybrid" and "short_conv_kernel_size" in content  # Ling-3.0
+        own |= cls.model_type == "minimax" and "attn_type_list" not in content  # the key of published files
+        return (own and cls._of_transformers() or RetNetHybridConfig).from_dict(content, **kwargs)
 
     @classmethod
     def _of_transformers(cls) -> type[PreTrainedConfig] | None:
         name = CONFIG_MAPPING_NAMES.get(cls.model_type)
         return name and getattr(transformers, name)
-
-
-def describes_model_of_transformers(content: Mapping[str, Any], model_type: str) -> bool:
-    """Returns whether a file with this model_type is of a model of transformers, if transformers has the type."""
-    if any(name in dir(transformers) for name in content.get("architectures") or ()):
-        return True
-    if model_type == "bailing_hybrid":
-        return "short_conv_kernel_size" in content  # Ling-3.0
-    return model_type == "minimax" and "attn_type_list" not in content  # the key of published files
 
 
 for _name in MODEL_TYPES:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.hybrid.configuration_hybrid import KINDS, RetNetHybridConfig
+from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 from retnet_hf.hybrid.modeling_hybrid import RetNetHybridForCausalLM, RetNetHybridModel
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
@@ -61,33 +61,20 @@ def hybrid_fields(content: dict[str, Any]) -> dict[str, Any]:
             if type(layer) is not int or layer not in range(layers) or kinds[layer] != "linear_attention":
                 raise ValueError(f"layers of attn in config.json must be distinct numbers below {layers}, got {layer!r}")
             kinds[layer] = "full_attention" if window is None else "sliding_attention"
-            windows.add(window)
+            windows |= {window} - {None}
             for key, (default, name) in ATTENTION.items():
                 value = default if spec.get(key) is None else spec[key]
                 if found.setdefault(name, value) != value:
                     raise ValueError(f"{key} of attn in config.json must be the same in all softmax layers")
-    if len(windows - {None}) > 1:
-        raise ValueError(
-            f"window_size of attn in config.json must be the same in all layers, got {sorted(windows - {None})}"
-        )
+    if len(windows) > 1:
+        raise ValueError(f"window_size of attn in config.json must be the same in all layers, got {sorted(windows)}")
     fields = {name: value for name, value in content.items() if name != "attn"}
     if not found:
         return fields
     found["attention_head_dim"] = content.get("hidden_size", 2048) // found["attention_num_heads"]
     found["attention_num_key_value_heads"] = found["attention_num_key_value_heads"] or found["attention_num_heads"]
     own = {"model_type": "retnet_hybrid", "architectures": ["RetNetHybridForCausalLM"]}
-    return fields | own | found | {"layer_types": kinds, "sliding_window": max(windows - {None}, default=None)}
-
-
-def attention_of(ours: RetNetHybridConfig) -> dict[str, Any] | list[dict[str, Any]]:
-    """Returns fla's `attn` for the softmax layers of a configuration: a dict, or two if some layers have a window."""
-    heads, groups, _, _ = ours.mixer_sizes(next(layer for layer, kind in enumerate(ours.layer_types) if kind != KINDS[0]))
-    stated = {"num_heads": heads, "num_kv_heads": groups, "qkv_bias": bool(ours.attention_qkv_bias)}
-    stated["rope_theta"] = ours.attention_rope_theta or ours.rope_parameters["rope_theta"]
-    windows = {"full_attention": None, "sliding_attention": ours.sliding_window}
-    places = {kind: [layer for layer, own in enumerate(ours.layer_types) if own == kind] for kind in windows}
-    specs = [{"layers": places[kind], "window_size": windows[kind]} | stated for kind in windows if places[kind]]
-    return specs if len(specs) > 1 else specs[0]  # fla before 2026 reads one dict
+    return fields | own | found | {"layer_types": kinds, "sliding_window": max(windows, default=None)}
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
@@ -145,7 +132,13 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
     if ours.num_key_value_heads == ours.num_attention_heads:
         config["num_kv_heads"] = None
     if ours.has_softmax_attention:
-        config["attn"] = attention_of(ours)
+        windows = {"full_attention": None, "sliding_attention": ours.sliding_window}
+        places = {kind: [layer for layer, own in enumerate(ours.layer_types) if own == kind] for kind in windows}
+        heads, groups, _, _ = ours.mixer_sizes((places["full_attention"] or places["sliding_attention"])[0])
+        stated = {"num_heads": heads, "num_kv_heads": groups, "qkv_bias": bool(ours.attention_qkv_bias)}
+        stated["rope_theta"] = ours.attention_rope_theta or ours.rope_parameters["rope_theta"]
+        specs = [{"layers": places[kind], "window_size": windows[kind]} | stated for kind in windows if places[kind]]
+        config["attn"] = specs if len(specs) > 1 else specs[0]  # fla before 2026 reads one dict
 
     def theirs(name: str) -> str:
         name = FLA.theirs(name, ours)

@@ -53,23 +53,17 @@ def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Conversio
         plan = FORMATS[found].plan(checkpoint.shapes, checkpoint.config)
         plan.config.model_type = type(plan.config).model_type  # the file may have another
         plan.check(checkpoint.shapes)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}{_recognised_instead(checkpoint, found)}") from error
     except Exception as error:  # checks of a configuration, or errors from values that no check foresees
-        reason = f"{error} is missing" if isinstance(error, KeyError) else reason_of(error)
-        raise CheckpointError(
-            f"the configuration of {checkpoint.path} does not fit the format {found}: {reason}"
-            f"{_recognised_instead(checkpoint, found)}"
-        ) from error
+        recognised, said = format_of(checkpoint), str(error)
+        if not isinstance(error, CheckpointError):
+            reason = f"{error} is missing" if isinstance(error, KeyError) else reason_of(error)
+            said = f"the configuration of {checkpoint.path} does not fit the format {found}: {reason}"
+        if recognised == OURS:
+            said += f"; {checkpoint.path} is a model of retnet_hf, and from_pretrained loads it"
+        elif recognised not in (None, found):
+            said += f"; {checkpoint.path} looks like the format {recognised}, not {found}"
+        raise CheckpointError(said) from error
     return plan
-
-
-def _recognised_instead(checkpoint: Checkpoint, asked: str) -> str:
-    """Returns the end of an error about a checkpoint that looks like another format than the given one."""
-    recognised = format_of(checkpoint)
-    if recognised == OURS:
-        return f"; {checkpoint.path} is a model of retnet_hf, and from_pretrained loads it"
-    return "" if recognised in (None, asked) else f"; {checkpoint.path} looks like the format {recognised}, not {asked}"
 
 
 def reason_of(error: Exception) -> str:

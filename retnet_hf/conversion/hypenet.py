@@ -156,9 +156,9 @@ FAMILY = Family(
         Row(
             "attn_logits_scaling",
             "attention_log_base",
-            default=None,
+            None,
             there=log_base,
-            back=lambda base, ours: None if base is None else f"hype {base}",
+            back=lambda base, ours: base and f"hype {base}",
         ),
     ),
     implied={

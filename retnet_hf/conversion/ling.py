@@ -54,11 +54,9 @@ DIALECT = Dialect(
 def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns our rope_parameters. The fraction concerns heads of retention."""
     rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}
-    turned = config.get("partial_rotary_factor", 0.5)
-    if round(head_dim(fields) * turned) != head_dim(fields) * turned:
-        raise ValueError(
-            f"partial_rotary_factor in config.json must fit the size of a head, {head_dim(fields)}, got {turned}"
-        )
+    size, turned = head_dim(fields), config.get("partial_rotary_factor", 0.5)
+    if round(size * turned) != size * turned:
+        raise ValueError(f"partial_rotary_factor in config.json must fit the size of a head, {size}, got {turned}")
     return {"rope_parameters": rope | {"partial_rotary_factor": turned}}
 
 

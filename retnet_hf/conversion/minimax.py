@@ -27,6 +27,7 @@ from .foreign_config import ForeignConfig, decays_with_factors
 from .moves import Conversion, Move
 
 
+PROJECTIONS = tuple(f".retention.{name}_proj.weight" for name in "qkv")
 PUBLISHED = Dialect(
     name="minimax",
     sign=".block_sparse_moe.gate.weight",
@@ -40,11 +41,7 @@ PUBLISHED = Dialect(
     parts={"retention": (("output_gate", "g_proj"), ("out_proj", "o_proj"), ("norm", "head_norm"))},
     norms_ahead=True,
     changed=(
-        (
-            ".retention.qkv_proj.weight",
-            tuple(f".retention.{name}_proj.weight" for name in "qkv"),
-            lambda config: heads_apart(config.num_attention_heads, 3),
-        ),
+        (".retention.qkv_proj.weight", PROJECTIONS, lambda config: heads_apart(config.num_attention_heads, 3)),
         *((f".attention.{name}_proj.weight", (f".attention.{name}_proj.weight",), rotated_first) for name in "qk"),
     ),
     experts=("w1", "w3", "w2"),

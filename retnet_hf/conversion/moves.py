@@ -51,11 +51,7 @@ class Conversion:
         return empty_model(self.model_class, self.config)
 
     def check(self, shapes: Mapping[str, Shape]) -> None:
-        """Compares the moves with the `shapes` of the foreign tensors and with the shapes of the model.
-
-        Raises:
-            CheckpointError: if a tensor is missing, left over, used twice, or has a wrong shape.
-        """
+        """Raises CheckpointError if a tensor of theirs or ours is missing, left over, used twice, or has a wrong shape."""
         expected = {name: tensor.to("meta") for name, tensor in saved_tensors(self.empty_model()).items()}
         used = Counter(source for move in self.moves for source in move.sources)
         for name, times in used.items():
@@ -67,10 +63,15 @@ class Conversion:
             if name not in used:
                 raise CheckpointError(f"tensor {name} has no place in the format {self.format} with this configuration")
         filled = Counter(target for move in self.moves for target in move.targets)
+        if absent := next((name for name in expected if not filled[name]), None):
+            number = re.compile(r"\d+")  # the foreign name is guessed from another layer
+            pairs = ((target, move.sources[0]) for move in self.moves for target in move.targets)
+            alike = (pair for pair in pairs if number.sub("", pair[0]) == number.sub("", absent))
+            other, source = next(alike, (absent, absent))
+            instead = dict(zip(number.findall(other), number.findall(absent)))
+            source = number.sub(lambda found: instead.get(found[0], found[0]), source)
+            raise CheckpointError(f"tensor {source} is missing; with this configuration it becomes {absent}")
         for name in expected:
-            if filled[name] == 0:
-                source = self._likely_source(name)
-                raise CheckpointError(f"tensor {source} is missing; with this configuration it becomes {name}")
             if filled[name] > 1:
                 raise CheckpointError(f"{filled[name]} tensors of the checkpoint would become {name}")
         for move in self.moves:
@@ -83,20 +84,9 @@ class Conversion:
                 continue
             theirs = move.change.backward([expected[name] for name in move.targets])
             for name, tensor in zip(move.sources, theirs, strict=True):
-                if tuple(shapes[name]) != tuple(tensor.shape):
-                    raise CheckpointError(
-                        f"tensor {name} has shape {tuple(shapes[name])}, "
-                        f"but with this configuration it is {tuple(tensor.shape)}"
-                    )
-
-    def _likely_source(self, target: str) -> str:
-        """Returns the foreign name of a missing tensor of ours, guessed from another layer, or else our name."""
-        number = re.compile(r"\d+")
-        pairs = ((name, move.sources[0]) for move in self.moves for name in move.targets)
-        alike = (pair for pair in pairs if number.sub("", pair[0]) == number.sub("", target))
-        name, source = next(alike, (target, target))
-        instead = dict(zip(number.findall(name), number.findall(target)))
-        return number.sub(lambda found: instead.get(found[0], found[0]), source)
+                found, wanted = tuple(shapes[name]), tuple(tensor.shape)
+                if found != wanted:
+                    raise CheckpointError(f"tensor {name} has shape {found}, but with this configuration it is {wanted}")
 
     def build(
         self,
@@ -121,10 +111,8 @@ class Conversion:
             for name, tensor in zip(move.sources, tensors):
                 small = tensor.is_floating_point() and tensor.itemsize < 2
                 if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized or small:
-                    kind = tensor.dtype if tensor.layout is torch.strided else tensor.layout
-                    raise CheckpointError(
-                        f"tensor {name} is of type {kind}: only checkpoints of 16 bits or more can be converted"
-                    )
+                    said = f"tensor {name} is of type {tensor.dtype if tensor.layout is torch.strided else tensor.layout}"
+                    raise CheckpointError(f"{said}: only checkpoints of 16 bits or more can be converted")
                 if tensor.is_floating_point() and not tensor.isfinite().all():
                     raise CheckpointError(f"tensor {name} holds values that are not finite")
             try:
@@ -173,15 +161,10 @@ def saved_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def shape_of(shapes: Mapping[str, Shape], name: str, dimensions: int, target_format: str) -> Shape:
-    """Returns the shape of a tensor that determines fields of a configuration.
-
-    Raises:
-        CheckpointError: if it is missing, or has another number of dimensions.
-    """
+    """Returns the shape of a tensor that determines fields of a configuration. Raises CheckpointError if it has another."""
     if len(shapes.get(name, ())) != dimensions:
-        raise CheckpointError(
-            f"tensor {name} is missing, or does not have the shape that the format {target_format} requires"
-        )
+        needed = f"the shape that the format {target_format} requires"
+        raise CheckpointError(f"tensor {name} is missing, or does not have {needed}")
     return shapes[name]
 
 

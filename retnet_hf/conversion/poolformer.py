@@ -85,14 +85,8 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
         if any(re.match(r"norm\d", name) for name in theirs):
             model_class = MetaFormerBackbone
     ours = MetaFormerConfig(token_mixers="pooling", **fields)
-    return Conversion(
-        NAME, model_class, ours, backbone_moves(planned_moves(ours, model_class, of_transformers), prefix, shapes)
-    )
-
-
-def image_processor_options(config: MetaFormerConfig) -> dict[str, Any]:
-    """Returns the centre crop of the evaluation, which is larger for M36 and M48, the widest models."""
-    return {"crop_pct": 0.95 if config.hidden_size > 512 else 0.9}
+    moves = planned_moves(ours, model_class, of_transformers)
+    return Conversion(NAME, model_class, ours, backbone_moves(moves, prefix, shapes))
 
 
 def _fields_of_shapes(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> dict[str, Any]:

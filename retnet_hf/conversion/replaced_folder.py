@@ -108,14 +108,29 @@ def require_apart(output: Path, sources: Iterable[Path]) -> None:
                 raise CheckpointError(f"{output} holds the files to be read, which would be lost: give another folder")
 
 
-def claim(output: Path, overwrite: bool, sources: Iterable[Path] = ()) -> Path:
-    """Returns the folder next to `output` in which the new content is written.
+@contextlib.contextmanager
+def made_beside(output: Path, overwrite: bool, sources: Iterable[Path] = ()) -> Iterator[Path]:
+    """Yields an empty folder next to `output`. It replaces `output` after the block, or is deleted if the block fails.
+
+    For arguments and errors, see `claim`.
+    """
+    claim(output, overwrite, sources)
+    output = output.expanduser().resolve()
+    partial = output.with_name(f".{output.name}.converting")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        replace(output, partial)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def claim(output: Path, overwrite: bool, sources: Iterable[Path] = ()) -> None:
+    """Raises CheckpointError if `output` holds something that may not be replaced.
 
     Args:
         sources: paths of files to be read, which must not be replaced. Paths that do not exist are ignored.
-
-    Raises:
-        CheckpointError: if `output` holds something that may not be replaced.
     """
     output = output.expanduser().resolve()
     restore(output)
@@ -127,4 +142,3 @@ def claim(output: Path, overwrite: bool, sources: Iterable[Path] = ()) -> Path:
             raise CheckpointError(f"{output} is not empty: --overwrite replaces it once the new model is finished")
         if not any((output / mark).exists() for mark in MARKS):
             raise CheckpointError(f"{output} holds no model, and --overwrite replaces only models")
-    return output.with_name(f".{output.name}.converting")

@@ -14,7 +14,7 @@ from torch import Tensor
 from retnet_hf.vision.configuration_rmt import RMTConfig
 from retnet_hf.vision.modeling_rmt import RMTBackbone, RMTForImageClassification
 
-from .changes import DROPPED, Change, Shape, pairs_apart, reshaped
+from .changes import DROPPED, Change, Shape, reshaped, rotated_last
 from .errors import CheckpointError
 from .moves import Conversion, Move, backbone_moves, body_of, model_from, renamed_tensors, shape_of, xpos_buffers
 
@@ -116,7 +116,8 @@ def planned_moves(ours: RMTConfig, dense: bool) -> list[Move]:
             change = reshaped((1, 1, 1, tensor.shape[0]), tensor.shape)
         elif ".q_proj." in name or ".k_proj." in name:
             stage = int(name.split(".")[2])
-            change = pairs_apart(ours.hidden_sizes[stage] // ours.num_attention_heads[stage])
+            size = ours.hidden_sizes[stage] // ours.num_attention_heads[stage]
+            change = rotated_last(size, size)
         moves.append(Move((theirs,), (name,), change))
     for stage, (size, heads) in enumerate(zip(ours.hidden_sizes, ours.num_attention_heads)):
         moves += xpos_buffers(f"layers.{stage}.Relpos", size // heads, ours.decays(stage))

@@ -26,6 +26,7 @@ def untied(tied: bool, ours: RetNetHybridConfig) -> bool:
     return tied
 
 
+PROJECTIONS = tuple(f".retention.{name}_proj.weight" for name in "qkvg")
 # Theirs are (H, 1, K), ours (H, K).
 ROWS_OF_HEADS = Change(lambda tensors: [tensors[0].squeeze(1)], lambda ours: [ours[0].unsqueeze(1)])
 FAMILY = Family(
@@ -47,11 +48,7 @@ FAMILY = Family(
                 ("channel_mixer.l3", "mlp.down_proj"),
             ),
             changed=(
-                (
-                    ".retention.qkvu_proj.weight",
-                    tuple(f".retention.{name}_proj.weight" for name in "qkvg"),
-                    lambda _: split(4),
-                ),
+                (".retention.qkvu_proj.weight", PROJECTIONS, lambda _: split(4)),
                 (".retention.learned_rotation.theta", (".retention.learned_rotation.angle",), lambda _: ROWS_OF_HEADS),
             ),
         ),
@@ -66,12 +63,7 @@ FAMILY = Family(
             there=lambda inner, fields: inner / fields["hidden_size"],
             back=lambda each, ours: round(ours.hidden_size * each),
         ),
-        Row(
-            "glu_dim",
-            "intermediate_size",
-            default=-1,
-            there=lambda width, fields: fields["hidden_size"] if width == -1 else width,
-        ),
+        Row("glu_dim", "intermediate_size", -1, there=lambda size, fields: fields["hidden_size"] if size == -1 else size),
         Row("linear_act_fun", "feature_map", default="silu", values=ACTIVATIONS),
         Row(
             "linear_use_lrpe_list",  # 1 for each layer that learns angles, and 0 for each other layer

@@ -1,31 +1,25 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """What all exports share: the check of a model, and the folder, which appears only when it is complete."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from retnet_hf import (
-    MetaFormerForImageClassification,
-    RetNetForCausalLM,
-    RMTForImageClassification,
-    ViRForImageClassification,
-)
+import retnet_hf
 from retnet_hf.conversion.errors import first_line
-from retnet_hf.conversion.replaced_folder import claim, replace
+from retnet_hf.conversion.replaced_folder import made_beside
 
 from . import ExportError
 
 
-CLASSIFIERS = (ViRForImageClassification, RMTForImageClassification, MetaFormerForImageClassification)
+CLASSIFIERS = [getattr(retnet_hf, f"{family}ForImageClassification") for family in ("ViR", "RMT", "MetaFormer")]
 KINDS = ("float32", "int8", "int4")  # types of weights in ONNX files
 
 
 def require_exportable(model: Any, kinds: Sequence[str] = ()) -> None:
     """Raises ExportError for a model that cannot be exported, or for an unknown type of weights."""
-    if not isinstance(model, (RetNetForCausalLM, *CLASSIFIERS)):
+    if not isinstance(model, (retnet_hf.RetNetForCausalLM, *CLASSIFIERS)):
         others = ", ".join(each.__name__ for each in CLASSIFIERS)
         raise ExportError(f"a {type(model).__name__} cannot be exported: only RetNetForCausalLM, {others} are supported")
     if unknown := sorted(set(kinds) - set(KINDS)):
@@ -40,25 +34,15 @@ def require_exportable(model: Any, kinds: Sequence[str] = ()) -> None:
 
 
 @contextmanager
-def made_beside(folder: Path | str, overwrite: bool) -> Iterator[Path]:
-    """Yields an empty folder next to `folder`. It replaces `folder` after the block, or is deleted if the block fails.
-
-    Raises:
-        CheckpointError: if `folder` holds something that may not be replaced.
-        ExportError: if a library fails within the block. The message has the first line of the library's error.
-    """
+def exported_to(folder: Path | str, overwrite: bool) -> Iterator[Path]:
+    """Yields a folder as `made_beside` does. Raises ExportError with the first line of the error if a library fails."""
     output = Path(folder).expanduser().resolve()
-    partial = claim(output, overwrite)
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        replace(output, partial)
+        with made_beside(output, overwrite) as partial:
+            yield partial
     except Exception as error:
         of_library = type(error) is Exception or type(error).__module__ != "builtins"
         if not of_library or isinstance(error, (OSError, ValueError)):
             raise
         # Errors of torch.onnx or a runtime, and full disks as reported by packages in Rust.
         raise ExportError(f"{output} could not be exported: {first_line(error.__cause__ or error)}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from retnet_hf import RetNetForCausalLM
 
 from . import ExportError
-from .export_folder import made_beside, require_exportable
+from .export_folder import exported_to, require_exportable
 
 
 MODEL_FILE = "retnet_mlx.py"
@@ -24,10 +24,7 @@ ACTIVATIONS = (None, "silu", "swish", "gelu", "gelu_pytorch_tanh", "relu", "relu
 
 
 def export_mlx(
-    model: RetNetForCausalLM,
-    folder: Path | str,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    overwrite: bool = False,
+    model: RetNetForCausalLM, folder: Path | str, tokenizer: PreTrainedTokenizerBase | None = None, overwrite: bool = False
 ) -> None:
     """Writes a language model for mlx-lm. `mlx_lm.load(folder, trust_remote_code=True)` loads it and runs its model file.
 
@@ -37,7 +34,7 @@ def export_mlx(
     """
     require_exportable(model)
     sizes = mlx_sizes(model)
-    with made_beside(folder, overwrite) as partial:
+    with exported_to(folder, overwrite) as partial:
         model.save_pretrained(partial)
         file = partial / "config.json"
         config = json.loads(file.read_text(encoding="utf-8")) | {"model_file": MODEL_FILE, "mlx": sizes}

@@ -65,31 +65,25 @@ def write_causal(graph: CausalGraph, file: Path) -> None:
         layer = tensor.name.split(".")[0]
         open_axes = {axis + 1: Dim(f"past_{layer}", min=0) for axis, size in enumerate(tensor.shape) if size is None}
         axes.append({0: batch} | open_axes)
+    names = [tensor.name for tensor in graph.tensors]
     write(
         graph,
         (ids, position, *state),
         file,
-        ["input_ids", "position_ids", *(f"past_key_values.{tensor.name}" for tensor in graph.tensors)],
-        ["logits", *(f"present.{tensor.name}" for tensor in graph.tensors)],
-        ({0: batch, 1: tokens}, {0: batch, 1: tokens}, tuple(axes)),
-        [tensor.name.replace("recurrent", "conv") for tensor in graph.tensors if tensor.name.endswith("recurrent_state")],
+        [name.replace("recurrent", "conv") for name in names if name.endswith("recurrent_state")],
+        input_names=["input_ids", "position_ids", *(f"past_key_values.{name}" for name in names)],
+        output_names=["logits", *(f"present.{name}" for name in names)],
+        dynamic_shapes=({0: batch, 1: tokens}, {0: batch, 1: tokens}, tuple(axes)),
     )
 
 
 def write(
-    module: nn.Module,
-    inputs: tuple[Tensor, ...],
-    file: Path,
-    input_names: list[str],
-    output_names: list[str],
-    dynamic_shapes: tuple,
-    passed_through: Sequence[str] = (),
+    module: nn.Module, inputs: tuple[Tensor, ...], file: Path, passed_through: Sequence[str] = (), **axes: Any
 ) -> None:
     """Writes a module with `torch.onnx.export` without its messages, and adds state tensors that are passed through."""
     try:
         with quietly(), torch.no_grad():
-            names = {"input_names": input_names, "output_names": output_names, "dynamic_shapes": dynamic_shapes}
-            program = torch.onnx.export(module, inputs, **names, dynamo=True, verbose=False, opset_version=OPSET)
+            program = torch.onnx.export(module, inputs, **axes, dynamo=True, verbose=False, opset_version=OPSET)
             graph = program.model.graph
             for name in passed_through:  # a state tensor (batch_size, 1, 1) that is returned unchanged
                 kind = {"shape": onnx_ir.Shape(["batch_size", 1, 1]), "type": onnx_ir.TensorType(onnx_ir.DataType.FLOAT)}
@@ -125,32 +119,26 @@ def size_options(model: PreTrainedModel, any_size: bool) -> dict[str, bool]:
     return {"interpolate_pos_encoding": True} if any_size and isinstance(model, ViRForImageClassification) else {}
 
 
-def picture_size(model: PreTrainedModel) -> tuple[int, int, int]:
-    """Returns channels, height and width of a model's pictures."""
-    size = getattr(model.config, "image_size", 224)
-    height, width = (size, size) if isinstance(size, int) else size
-    return model.config.num_channels, height, width
-
-
-def size_steps(model: PreTrainedModel) -> tuple[int, int]:
-    """Returns the sides of a patch, or `STRIDE`. Sides of pictures of any size are multiples of these."""
-    step = getattr(model.config, "patch_size", STRIDE)
-    return (step, step) if isinstance(step, int) else tuple(step)
+def sides_of(model: PreTrainedModel, field: str) -> tuple[int, int]:
+    """Returns the sides of pictures ("image_size") or of patches ("patch_size"), of which all sides are multiples."""
+    size = getattr(model.config, field, {"image_size": 224, "patch_size": STRIDE}[field])
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def write_classifier(model: PreTrainedModel, file: Path, any_size: bool = False) -> None:
     """Writes an image classifier with the input `pixel_values`, of any batch size, and the output `logits`.
 
     Args:
-        any_size: whether height and width are dynamic too, as multiples of `size_steps`.
+        any_size: whether height and width are dynamic too, as multiples of the sides of a patch.
     """
-    shape, traced = {0: Dim("batch_size", min=1)}, picture_size(model)
+    shape, traced = {0: Dim("batch_size", min=1)}, sides_of(model, "image_size")
     if any_size:
-        sides = size_steps(model)
+        sides = sides_of(model, "patch_size")
         shape |= {axis + 2: side * Dim(f"rows_{axis}", min=1) for axis, side in enumerate(sides)}
-        traced = traced[0], 3 * sides[0], 2 * sides[1]  # different, and not 1, which would be exported as a fixed size
-    pixels = torch.zeros(2, *traced)
-    write(ImageGraph(model, any_size), (pixels,), file, ["pixel_values"], ["logits"], (shape,))
+        traced = 3 * sides[0], 2 * sides[1]  # different, and not 1, which would be exported as a fixed size
+    pixels = torch.zeros(2, model.config.num_channels, *traced)
+    names = {"input_names": ["pixel_values"], "output_names": ["logits"]}
+    write(ImageGraph(model, any_size), (pixels,), file, dynamic_shapes=(shape,), **names)
 
 
 @quietly()
@@ -177,19 +165,13 @@ def quantize(source: Path, target: Path, kind: str) -> None:
     if kind == "int8":
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
-        quantize_dynamic(
-            model, target, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gather"]
-        )
+        kinds = {"weight_type": QuantType.QInt8, "op_types_to_quantize": ["MatMul", "Gather"]}
+        quantize_dynamic(model, target, per_channel=True, **kinds)
         return
     from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
-    options = DefaultWeightOnlyQuantConfig(
-        block_size=BLOCK,
-        is_symmetric=True,
-        accuracy_level=4,
-        op_types_to_quantize=("MatMul", "Gather"),
-        quant_axes=(("MatMul", 0), ("Gather", 1)),
-    )
+    axes = {"op_types_to_quantize": ("MatMul", "Gather"), "quant_axes": (("MatMul", 0), ("Gather", 1))}
+    options = DefaultWeightOnlyQuantConfig(block_size=BLOCK, is_symmetric=True, accuracy_level=4, **axes)
     quantizer = MatMulNBitsQuantizer(model, algo_config=options)
     quantizer.process()
     quantizer.model.save_model_to_file(str(target), use_external_data_format=False)
@@ -267,7 +249,7 @@ def check(model: RetNetForCausalLM, file: Path) -> tuple[float, int]:
 def check_classifier(model: PreTrainedModel, file: Path, any_size: bool = False) -> float:
     """Returns the largest difference of a logit from the model's, divided by the largest logit."""
     session, generator, errors = session_of(file), torch.Generator().manual_seed(0), []
-    (_, height, width), (down, across) = picture_size(model), size_steps(model)
+    (height, width), (down, across) = sides_of(model, "image_size"), sides_of(model, "patch_size")
     sizes = [(height, width)]
     if any_size:  # also a column, a row and larger pictures
         own = max(1, height // down), max(1, width // across)

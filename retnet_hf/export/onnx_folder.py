@@ -13,7 +13,7 @@ from retnet_hf import RetNetForCausalLM
 
 from . import ExportError
 from .causal_graph import CausalGraph, in_float32
-from .export_folder import KINDS, made_beside, require_exportable
+from .export_folder import KINDS, exported_to, require_exportable
 from .onnx_file import GREEDY, SUFFIXES, check, check_classifier, quantize, write_causal, write_classifier
 
 
@@ -59,7 +59,7 @@ def export_onnx(
         CheckpointError: if the folder must not be replaced.
     """
     require_exportable(model, kinds)
-    with made_beside(folder, overwrite) as partial:
+    with exported_to(folder, overwrite) as partial:
         (partial / "onnx").mkdir()
         exported = write_files(model, partial / "onnx", kinds, any_size)
         files: dict[str, Any] = {"export.json": [dataclasses.asdict(each) for each in exported]}
@@ -94,9 +94,10 @@ def write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any_
             file = folder / f"model{SUFFIXES[kind]}.onnx"
             if kind != "float32":
                 quantize(whole, file, kind)
-            found = check(reference, file) if is_language_model else (check_classifier(reference, file, any_size), None)
-            exported.append(ExportedFile(f"{folder.name}/{file.name}", kind, file.stat().st_size, *found))
-            error, equal = found
+            error, equal = (
+                check(reference, file) if is_language_model else (check_classifier(reference, file, any_size), None)
+            )
+            exported.append(ExportedFile(f"{folder.name}/{file.name}", kind, file.stat().st_size, error, equal))
             is_near = error <= MOST_ERROR and equal in (GREEDY, None) if kind == "float32" else error <= MOST_QUANTISED_ERROR
             if not is_near:  # also for NaN
                 raise ExportError(f"the exported model is wrong: its logits differ from the model's by {error:.1e}")

@@ -26,7 +26,7 @@ from retnet_hf.state.state_file import weights_mark
 
 from . import ExportError
 from .causal_graph import state_tensors
-from .export_folder import made_beside, require_exportable
+from .export_folder import exported_to, require_exportable
 from .onnx_folder import ExportedFile, write_files
 
 
@@ -94,7 +94,7 @@ def export_web(
             state.require_weights(model.model)
         except ValueError as error:
             raise ExportError(str(error)) from error
-    with made_beside(folder, overwrite) as partial:
+    with exported_to(folder, overwrite) as partial:
         for file in resources.files(__package__).joinpath("page").iterdir():
             (partial / file.name).write_bytes(file.read_bytes())
         copy_packages(partial / "vendor")

@@ -28,18 +28,12 @@ from .measures import HEAD_TOKENS, logits_of
 
 
 ROWS = 256  # distributions exist for this many tokens at a time
-_INDEX = "index.json"  # written last, with the number of blocks of each file
+_PART, _INDEX = "part-{:06}.safetensors", "index.json"  # the index is written last, with the number of blocks of each file
 _STORED = ("input_ids", "top_log_probs", "top_indices")
 
 
-def divergence(logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Returns the Kullback-Leibler divergence of the student from the teacher, in nats: (..., V), (..., V) -> (...)."""
-    log_probs, teacher = (each.float().log_softmax(-1) for each in (logits, teacher_logits))
-    return F.kl_div(log_probs, teacher, log_target=True, reduction="none").sum(-1)
-
-
 class DivergenceByRows(torch.autograd.Function):
-    """The mean of `divergence` over the logits of two heads, without all logits in memory at once.
+    """The mean Kullback-Leibler divergence of a student from its teacher, in nats, without all logits in memory at once.
 
     The gradient (p - q) W is computed in the forward pass, some rows at a time. The arguments are hidden states (N, D) and
     weights (V, D) of the student's head, and those of the teacher, which get no gradients.
@@ -73,11 +67,7 @@ class DivergenceByRows(torch.autograd.Function):
 
 
 def divergence_from(
-    student: nn.Module,
-    head: nn.Module,
-    teacher: PreTrainedModel,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
+    student: nn.Module, head: nn.Module, teacher: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None = None
 ) -> Tensor:
     """Returns the mean divergence of a student from its teacher over the present tokens.
 
@@ -179,7 +169,7 @@ class StoredTeacher(Dataset):
         number = bisect.bisect_right(self.ends, index)
         row = index - (self.ends[number - 1] if number else 0)
         if number not in self._open:
-            self._open[number] = safe_open(_part(self.folder, number), framework="pt")
+            self._open[number] = safe_open(self.folder / _PART.format(number), framework="pt")
         one = {name: self._open[number].get_slice(name)[row] for name in _STORED}
         return {name: value.long() if name in ("input_ids", "top_indices") else value for name, value in one.items()}
 
@@ -200,7 +190,7 @@ def store_teacher(teacher: PreTrainedModel, batches: Iterable[Tensor], folder: s
     lengths, k = [], min(k, teacher.config.vocab_size)
     for number, ids in enumerate(batches):
         lengths.append(len(ids))
-        path = _part(folder, number)
+        path = folder / _PART.format(number)
         content = f"{tuple(ids.shape)}".encode() + ids.int().cpu().contiguous().numpy().tobytes()
         asked = {"teacher": teacher.name_or_path, "k": str(k), "ids": hashlib.sha256(content).hexdigest()}
         if path.is_file():
@@ -216,7 +206,3 @@ def store_teacher(teacher: PreTrainedModel, batches: Iterable[Tensor], folder: s
     if not lengths:
         raise ValueError("batches must hold at least one block of tokens.")
     write_whole(folder / _INDEX, json.dumps({"blocks": lengths}))
-
-
-def _part(folder: Path, number: int) -> Path:
-    return folder / f"part-{number:06}.safetensors"

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 from huggingface_hub import ModelCard, ModelCardData, constants
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from .transfer import SourceError
 
@@ -83,31 +83,16 @@ def _unpack(file: Path, folder: Path) -> None:
         raise SourceError(f"{file.name} cannot be read as a GGUF file of a language model: {error}") from error
     if missing:
         raise SourceError(f"{file.name} is incomplete: {len(missing)} weights of its model are missing, as {missing[0]}.")
-    plain = without_marks(model)
+    if quantizer := getattr(model, "hf_quantizer", None):
+        quantizer.remove_quantization_config(model)
     ends = {token for token in (tokenizer.eos_token_id, turn) if token is not None}
-    plain.generation_config.eos_token_id = sorted(ends) if len(ends) > 1 else next(iter(ends), None)
-    plain.save_pretrained(folder)
+    model.generation_config.eos_token_id = sorted(ends) if len(ends) > 1 else next(iter(ends), None)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     field = gguf.GGUFReader(file).get_field("general.license")
     licence = None if field is None else str(field.contents())
     card = ModelCard(f"---\n{ModelCardData(license=licence).to_yaml()}\n---\n\nThe weights of {file.name}, dequantised.\n")
     card.save(folder / "README.md")
-
-
-def without_marks(model: PreTrainedModel) -> PreTrainedModel:
-    """Returns a model with the same weights that is not marked as quantised."""
-    fields = model.config.to_dict()
-    fields.pop("quantization_config", None)
-    with torch.device("meta"):
-        plain = type(model)(type(model.config).from_dict(fields))
-    weights = model.state_dict()
-    plain.load_state_dict(weights, strict=False, assign=True)
-    plain.tie_weights()
-    for name, buffer in model.named_buffers():  # rotary frequencies, for example, are not saved
-        owner, _, own = name.rpartition(".")
-        setattr(plain.get_submodule(owner), own, buffer)
-    plain.generation_config = model.generation_config
-    return plain.eval()
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:

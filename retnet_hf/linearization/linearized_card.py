@@ -29,15 +29,15 @@ def markdown(report: Report) -> str:
     for name, theirs in teacher.by_text.items():
         ours, unseen = student.by_text[name], " (not used in training)" if name in report.unseen else ""
         rows.append(compared(f"perplexity of `{name}`{unseen}", theirs, ours, ".2f", f"{ours / theirs:.3f}"))
-    recalled = [
-        (f"{pairs} pairs of tokens recalled", share, student.associative_recall[pairs])
-        for pairs, share in teacher.associative_recall.items()
-    ]
-    recalled += [
-        (f"a needle in {length:,} tokens found", share, student.needle_recall[length])
-        for length, share in teacher.needle_recall.items()
-    ]
-    rows += [compared(*each, ".0%", f"{100 * each[2] - 100 * each[1]:+.0f} points") for each in recalled]
+    recalled = []  # rows of a name, the chance to guess right, the number of attempts, and both shares
+    for pairs, theirs in teacher.associative_recall.items():
+        attempts, ours = pairs * report.extent.lists, student.associative_recall[pairs]
+        recalled.append((f"{pairs} pairs of tokens recalled", 1 / pairs, attempts, theirs, ours))
+    for length, theirs in teacher.needle_recall.items():
+        ours, name = student.needle_recall[length], f"a needle in {length:,} tokens found"
+        recalled.append((name, 1 / CHOICES, report.extent.needles, theirs, ours))
+    for name, _, _, theirs, ours in recalled:
+        rows.append(compared(name, theirs, ours, ".0%", f"{100 * ours - 100 * theirs:+.0f} points"))
     for length, theirs in teacher.cache_bytes.items():
         ours, name = student.cache_bytes[length], f"state or cache after {length:,} tokens, MB"
         rows.append(compared(name, theirs / 1e6, ours / 1e6, ".3f", f"{ours / theirs:.2f}"))
@@ -61,7 +61,7 @@ def markdown(report: Report) -> str:
             if report.positions is not None and max(teacher.perplexity, default=0) > report.positions
             else []
         ),
-        *(_recall_sentences(report) if teacher.associative_recall or teacher.needle_recall else []),
+        *(_recall_sentences(report, recalled) if recalled else []),
         "",
         "| stage | steps | tokens | minutes | highest rate | loss | before | after |",
         "|---|---:|---:|---:|---:|---|---:|---:|",
@@ -85,24 +85,15 @@ def markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _recall_sentences(report: Report) -> list[str]:
+def _recall_sentences(report: Report, recalled: list[tuple[str, float, int, float, float]]) -> list[str]:
     """Returns sentences about the level of guessing, and about the model's recall compared with its source."""
     guessing = (
         f"Guessing finds 1 in N for N pairs, and 1 in {CHOICES} for a needle. Shares are from {report.extent.lists} lists "
         f"and {report.extent.needles} needles."
     )
-    teacher, student = report.teacher, report.student
-    found = [
-        (1 / pairs, pairs * report.extent.lists, share, student.associative_recall[pairs])
-        for pairs, share in teacher.associative_recall.items()
-    ]
-    found += [
-        (1 / CHOICES, report.extent.needles, share, student.needle_recall[length])
-        for length, share in teacher.needle_recall.items()
-    ]
     telling = [
         (theirs, ours)
-        for chance, count, theirs, ours in found
+        for _, chance, count, theirs, ours in recalled
         if theirs > chance + 3 * math.sqrt(chance * (1 - chance) / count)
     ]
     if not telling:

@@ -50,15 +50,9 @@ def repeats(ids: Tensor) -> Tensor:
     return torch.zeros_like(seen).scatter(1, order, seen)
 
 
-def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """Returns losses in nats of all tokens but the first, (B, T-1), from logits (B, T, vocabulary) for ids (B, T)."""
-    losses = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
-    return losses.view(len(ids), -1)
-
-
 @torch.no_grad()
 def losses_of(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Returns `token_losses` of a causal language model, on the CPU, without all logits in memory at once."""
+    """Returns losses in nats of all tokens but the first, (B, T-1) on the CPU, for ids (B, T), some logits at a time."""
     hidden = model.model(ids.to(model.device), use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)  # (B (T-1), D)
     targets = ids[:, 1:].flatten().to(hidden.device).split(HEAD_TOKENS)
     parts = zip(hidden.split(HEAD_TOKENS), targets)
@@ -72,16 +66,10 @@ def mean_divergence(model: PreTrainedModel, source: PreTrainedModel, ids: Tensor
     hidden = [each.model(ids.to(each.device), use_cache=False).last_hidden_state.flatten(0, 1) for each in (model, source)]
     total = 0.0
     for own, theirs in zip(*(states.split(HEAD_TOKENS) for states in hidden)):
-        found, wanted = (
-            logits_of(each, rows).float().log_softmax(-1).cpu() for each, rows in ((model, own), (source, theirs))
-        )
+        both = ((model, own), (source, theirs))
+        found, wanted = (logits_of(each, rows).float().log_softmax(-1).cpu() for each, rows in both)
         total += F.kl_div(found, wanted, log_target=True, reduction="sum").item()
     return total / ids.numel()
-
-
-def edges_of(length: int) -> list[int]:
-    """Returns the edges of the ranges of `by_position` among the losses of a block: 0, 16, 32, 64, … length - 1."""
-    return [0] + [16 * 2**power for power in range(20) if 16 * 2**power < length - 1] + [length - 1]
 
 
 @torch.no_grad()
@@ -96,6 +84,6 @@ def score(losses_of: Callable[[Tensor], Tensor], stream: Tensor, length: int, mo
     blocks = stream[: min(len(stream), max(most_tokens, length)) // length * length].view(-1, length)
     loss = torch.cat([losses_of(batch) for batch in blocks.split(max(1, 4096 // length))])
     repeated = repeats(blocks)
-    edges = edges_of(length)
+    edges = [0, *(16 * 2**power for power in range(20) if 16 * 2**power < length - 1), length - 1]
     means = [loss[kind].mean().item() if bool(kind.any()) else None for kind in (repeated, ~repeated)]
     return Scores(loss.mean().item(), *means, [loss[:, first:last].mean().item() for first, last in zip(edges, edges[1:])])

@@ -16,11 +16,6 @@ class HeadMeasures(NamedTuple):
     rms: Tensor  # root mean square of the head's output
 
 
-def attention_implementation(model: PreTrainedModel) -> str:
-    """Returns the implementation set by `set_attn_implementation`, which transformers keeps under a private name."""
-    return model.config._attn_implementation
-
-
 @torch.no_grad()
 def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeasures:
     """Measures the heads on blocks of token ids, (B, T) each, with one layer's attention weights in memory at a time.
@@ -29,9 +24,8 @@ def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeas
         ValueError: if there is no block.
     """
     config, layers = source.config, source.model.layers
-    shape = (len(layers), config.num_attention_heads)
+    shape, tokens = (len(layers), config.num_attention_heads), 0
     distance, squares = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
-    tokens = 0
 
     def attended(index: int) -> Any:
         def hook(_: nn.Module, __: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -53,7 +47,7 @@ def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeas
     for index, layer in enumerate(layers):
         handles.append(layer.self_attn.register_forward_hook(attended(index)))
         handles.append(layer.self_attn.o_proj.register_forward_pre_hook(entered(index)))
-    implementation, training = attention_implementation(source), source.training
+    implementation, training = source.config._attn_implementation, source.training
     source.set_attn_implementation("eager")  # only "eager" returns attention weights
     source.eval()
     try:

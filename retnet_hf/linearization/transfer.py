@@ -75,14 +75,10 @@ def softmax_config(source: PreTrainedConfig) -> RetNetHybridConfig:
         raise SourceError(f"this {kind} model cannot be linearized: {cause}") from error
 
 
-def decays_by_distance(
-    schedule: str, distance: Tensor, decay_range: tuple[float, float] = (2, 512), groups: int | None = None
-) -> list[float]:
+def decays_by_distance(schedule: str, distance: Tensor, decay_range: tuple[float, float], groups: int | None) -> list[float]:
     """Returns γ of each head of a layer: the decays of a schedule, with the fastest for the head that looks back least.
 
-    Args:
-        schedule: a name that `decay_schedule` of RetNetConfig accepts. distance: (H,), distance of each head.
-        groups: number of groups of adjacent heads that share a decay, by mean distance; each head alone if absent.
+    `distance` (H,) is that of each head. In one of `groups`, if given, adjacent heads share a decay by mean distance.
     """
     heads = len(distance)
     distance = distance.view(groups or heads, -1).mean(1)

@@ -5,11 +5,11 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 from retnet_hf import RetNetState
 from retnet_hf.retnet.generation_retnet import CACHE
@@ -124,7 +124,7 @@ def measure_text(
     measures = Measures()
     lengths, part = measured_lengths(stream, block_size, extent), measured_part(stream, block_size, extent)
     for length in lengths:
-        scores = score(lambda ids: losses_of(model, ids), part, length, extent.tokens)
+        scores = score(partial(losses_of, model), part, length, extent.tokens)
         measures.perplexity[length] = scores.perplexity
         if length == block_size:
             measures.repeated_loss, measures.first_loss = scores.repeated, scores.first
@@ -137,19 +137,17 @@ def measure_text(
     return measures
 
 
-def perplexity_of(model: PreTrainedModel, stream: Tensor, block_size: int, tokens: int) -> float:
-    """Returns the perplexity on `tokens` of a text, in blocks of four times the trained length, or less if it is short."""
-    length = min(4 * block_size, len(stream))
-    return score(lambda ids: losses_of(model, ids), stream, length, tokens).perplexity
-
-
 def measure_texts(
     models: dict[PreTrainedModel, Measures], texts: Mapping[str, Tensor], block_size: int, extent: Extent = Extent()
 ) -> None:
-    """Adds the perplexity of each text to the measures. Each text gets an equal share of the extent's tokens."""
+    """Adds the perplexity of each text, in blocks of four times the trained length, or less if the text is short.
+
+    Each text gets an equal share of the extent's tokens.
+    """
     for name, stream in texts.items():
+        length, tokens = min(4 * block_size, len(stream)), extent.tokens // len(texts)
         for model, measures in models.items():
-            measures.by_text[name] = perplexity_of(model, stream, block_size, extent.tokens // len(texts))
+            measures.by_text[name] = score(partial(losses_of, model), stream, length, tokens).perplexity
 
 
 def measured_divergence(
@@ -193,11 +191,6 @@ def _decoding(model: PreTrainedModel, ids: Tensor) -> tuple[int, Callable[[], No
             token = model(token, use_cache=True, **{CACHE: cache}).logits[:, -1:].argmax(-1)
         token.item()
 
-    return cache_bytes(cache), decode
-
-
-def cache_bytes(cache: Cache) -> int:
-    """Returns the size of a cache or state in bytes."""
     if isinstance(cache, RetNetState):
-        return cache.nbytes
-    return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))
+        return cache.nbytes, decode
+    return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values)), decode

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from small_models import close, random_ids, rounding
-from transformer_sources import SIZES, SOURCES, source_of
+from transformer_sources import SIZES, SOURCES, divergence, source_of
 from transformers import LlamaConfig, MixtralConfig, TrainingArguments
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
@@ -26,8 +26,7 @@ from retnet_hf.linearization import (
     store_teacher,
     transfer,
 )
-from retnet_hf.linearization.distillation import divergence, divergence_of_top
-from retnet_hf.linearization.reach_of_heads import attention_implementation
+from retnet_hf.linearization.distillation import divergence_of_top
 from retnet_hf.linearization.transfer import decays_by_distance
 
 
@@ -96,7 +95,7 @@ def test_heads_are_measured_by_definition():
     source = source_of("Qwen2")
     blocks, inputs = [random_ids(2, 12), random_ids(2, 12, seed=1)], []
     measures = measure_heads(source.train(), blocks)
-    assert attention_implementation(source) == "sdpa"
+    assert source.config._attn_implementation == "sdpa"
     assert source.training
     source.eval().set_attn_implementation("eager")
     for layer in source.model.layers:

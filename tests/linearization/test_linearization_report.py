@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 from small_models import random_ids
-from transformer_sources import source_of
+from transformer_sources import source_of, token_losses
 
 from retnet_hf.linearization import costliest_layers, measure_heads, spread_layers, transfer
 from retnet_hf.linearization.linearized_card import markdown
-from retnet_hf.linearization.measures import losses_of, perplexity, repeats, score, token_losses
+from retnet_hf.linearization.measures import losses_of, perplexity, repeats, score
 from retnet_hf.linearization.recall import (
     CUE,
     NEEDLE,

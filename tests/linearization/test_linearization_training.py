@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from small_models import random_ids
-from transformer_sources import source_of
+from transformer_sources import divergence, source_of
 from transformers import TrainingArguments
 
 from retnet_hf.linearization import (
@@ -17,7 +17,7 @@ from retnet_hf.linearization import (
     prepare_for_alignment,
     transfer,
 )
-from retnet_hf.linearization.distillation import DivergenceByRows, divergence
+from retnet_hf.linearization.distillation import DivergenceByRows
 
 
 class Saved:

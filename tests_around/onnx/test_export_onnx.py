@@ -21,7 +21,7 @@ from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.export import ExportError, export_onnx, onnx_folder
 from retnet_hf.export.causal_graph import CausalGraph, in_float32
 from retnet_hf.export.digit_rotation import DigitRotation
-from retnet_hf.export.onnx_file import Runner, check, check_classifier, size_options, size_steps, write_causal
+from retnet_hf.export.onnx_file import Runner, check, check_classifier, sides_of, size_options, write_causal
 from retnet_hf.export.onnx_folder import genai_config
 
 
@@ -160,7 +160,7 @@ def test_an_image_classifier_for_pictures_of_any_size(family, fields, tmp_path):
     model = vision.model(**vision.smallest | fields)
     [file] = export_onnx(model, tmp_path / "out", any_size=True)
     session = onnxruntime.InferenceSession(tmp_path / "out" / file.name)
-    (down, across), options = size_steps(model), size_options(model, any_size=True)
+    (down, across), options = sides_of(model, "patch_size"), size_options(model, any_size=True)
     for batch, rows, columns in ((2, 4, 4), (1, 9, 11), (3, 1, 2), (1, 6, 1)):
         pixels = torch.randn(batch, 3, rows * down, columns * across)
         [found] = session.run(None, {"pixel_values": pixels.numpy()})

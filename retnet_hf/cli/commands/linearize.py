@@ -19,11 +19,7 @@ DEFAULT_TEXT, DEFAULT_SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
 
 StageRate = Annotated[
     float | None,
-    training_option(
-        min=0.0,
-        help="Highest learning rate of this stage.",
-        show_default="by size of model, step and window",
-    ),
+    training_option(min=0.0, help="Highest learning rate of this stage.", show_default="by size of model, step and window"),
 ]
 
 

@@ -38,7 +38,7 @@ from retnet_hf.linearization import (
     transfer,
 )
 from retnet_hf.linearization.linearized_card import markdown
-from retnet_hf.linearization.measures import mean_divergence
+from retnet_hf.linearization.measures import mean_divergence, perplexity
 from retnet_hf.linearization.what_was_kept import (
     SHORT,
     Extent,
@@ -58,18 +58,9 @@ from .. import ranks
 from ..errors import SAVED, Interrupted
 from ..interrupts import leaving_order
 from ..text.generation import Conversation, device, load_model, sampling
-from ..training.run import (
-    Start,
-    TrainingRun,
-    blocks_of,
-    collate,
-    draw_loss_curve,
-    perplexity,
-    source_metadata,
-    within_memory,
-)
+from ..training.run import Start, TrainingRun, blocks_of, collate, draw_loss_curve, source_metadata, within_memory
 from ..training.run_folder import TrainingFolder
-from .recipe import trains_in_bfloat16
+from .recipe import STAGE_TIMES, trains_in_bfloat16
 from .sources import Texts
 
 
@@ -109,8 +100,7 @@ class StageRun(TrainingRun):
     least_between = 32  # saving a checkpoint of a pretrained model takes as long as several steps
 
     name: str  # align, distill or long
-    number: int
-    stages: int  # number of all stages
+    place: str  # "stage 1 of 2"
     teacher: PreTrainedModel | None = None  # if the stage calls it; otherwise, distill uses a data set of stored outputs
     measured: Tensor | None = None  # blocks for comparing layers before and after alignment
 
@@ -131,7 +121,7 @@ class StageRun(TrainingRun):
 
     def overview(self) -> str:
         blocks = f"{len(self.training):,} blocks of {self.recipe.block_size} tokens"
-        return f"stage {self.number} of {self.stages}, {self.name}: {blocks}"
+        return f"{self.place}, {self.name}: {blocks}"
 
     def outcome(self) -> str:
         before, after = self.losses[0], self.losses[-1]
@@ -140,10 +130,8 @@ class StageRun(TrainingRun):
         return f"{FIGURES[self.name]} on held-out text: {figures}{worse}"
 
     def trainer(self, **kwargs: Any) -> Trainer:
-        kwargs["args"] = self.arguments(
-            include_num_input_tokens_seen="all",
-            bf16=trains_in_bfloat16(self.model.config.hidden_size),
-        )
+        narrow = trains_in_bfloat16(self.model.config.hidden_size)
+        kwargs["args"] = self.arguments(include_num_input_tokens_seen="all", bf16=narrow)
         if self.recipe.lora_rank is not None:
             from peft import LoraConfig, get_peft_model
 
@@ -181,8 +169,8 @@ class StageRun(TrainingRun):
         training = Training(self.name, LOSSES[self.name], state.global_step, tokens, seconds, *losses, self.recipe.lr)
         (partial / TRAINING).write_text(json.dumps(asdict(training)), encoding="utf-8")
 
-    def published(self, signal_number: int | None) -> None:
-        if signal_number is not None:  # stops before the next stage
+    def published(self, signal_number: int) -> None:
+        if signal_number:  # stops before the next stage
             raise Interrupted(f"interrupted at the end of the stage {self.name}, {SAVED}", signal_number)
 
 
@@ -223,19 +211,19 @@ class Linearization:
         """Returns the cost of each layer, measured once, if the costliest layers are to be kept; otherwise {}."""
         if not self.recipe.kept.costliest:
             return {}
-        file = self.folder.partial / COSTS
-        if not ranks.of_first(file.exists):
-            with self.console.status("measuring what the model loses without each layer"):
-                ranks.of_first(lambda: write_whole(file, json.dumps(self._measured_costs())))
-        costs = ranks.of_first(lambda: json.loads(file.read_text(encoding="utf-8")))
-        return {int(layer): cost for layer, cost in costs.items()}
-
-    def _measured_costs(self) -> dict[int, float]:
-        text = self.texts.training
+        file, text = self.folder.partial / COSTS, self.texts.training
         length = min(max(self.recipe.block_size, COST_TOKENS), MEASURED_TOKENS, len(text) // COST_TEXTS)
-        narrow = trains_in_bfloat16(self.teacher.config.hidden_size)
-        with torch.autocast(self.teacher.device.type, torch.bfloat16, enabled=narrow):
-            return layer_costs(self.teacher, text[: COST_TEXTS * length].view(COST_TEXTS, length).long())
+
+        def measured() -> dict[str, float]:
+            if not file.exists():
+                narrow, blocks = trains_in_bfloat16(self.teacher.config.hidden_size), text[: COST_TEXTS * length]
+                with torch.autocast(self.teacher.device.type, torch.bfloat16, enabled=narrow):
+                    costs = layer_costs(self.teacher, blocks.view(COST_TEXTS, length).long())
+                write_whole(file, json.dumps(costs))
+            return json.loads(file.read_text(encoding="utf-8"))
+
+        with self.console.status("measuring what the model loses without each layer"):
+            return {int(layer): cost for layer, cost in ranks.of_first(measured).items()}
 
     @property
     def kept(self) -> list[int]:
@@ -304,16 +292,20 @@ class Linearization:
         rate = self.recipe.rate(stage, model.config.hidden_size, divergence)
         lora_rank = None if stage == "align" else self.recipe.lora_rank
         recipe = StageRecipe(block_size, self.recipe.batch_size, rate, self.recipe.seed, lora_rank)
-        minutes, resume = self._minutes_of(stage), folder.partial.exists()
-        course = replace(course, steps=steps[stage], minutes=minutes, started=time.monotonic(), resume=resume)
+        minutes, started, number = course.minutes, time.monotonic(), list(steps).index(stage)
+        if minutes is not None:  # the stage's share of the time left before the report, by tokens and the time of a token
+            rest = list(steps)[number:]
+            times = {name: steps[name] * self.recipe.block_size_of(name) * STAGE_TIMES[name] for name in rest}
+            left = max(0.01, (1 - REPORT) * minutes - course.seconds() / 60)  # at least one step
+            minutes = left * times[stage] / sum(times.values())
+        course = replace(course, steps=steps[stage], minutes=minutes, started=started, resume=folder.partial.exists())
         return StageRun(
             start=Start(folder, recipe, course, self.start.digest, data="the source or the text is"),
             model=model,
             training=blocks,
             evaluation=held_out,
             name=stage,
-            number=1 + list(steps).index(stage),
-            stages=len(steps),
+            place=f"stage {1 + number} of {len(steps)}",
             teacher=self.teacher if asks_teacher else None,
             measured=self.measured_blocks if stage == "align" else None,
         )
@@ -333,15 +325,6 @@ class Linearization:
                 found = statistics.mean(mean_divergence(model, self.teacher, ids[None]) for ids in blocks)
             write_whole(file, json.dumps(found))
         return json.loads(file.read_text(encoding="utf-8"))
-
-    def _minutes_of(self, stage: str) -> float | None:
-        """Returns the minutes of a stage: its share of the time left before the report, or None without a limit."""
-        minutes, stages = self.start.course.minutes, list(self.recipe.steps)
-        if minutes is None:
-            return None
-        left = max(0.01, (1 - REPORT) * minutes - self.start.course.seconds() / 60)  # at least one step
-        rest = sum(map(self.recipe.share_of_time, stages[stages.index(stage) :]))
-        return left * self.recipe.share_of_time(stage) / rest
 
     def _stored(self, name: str, blocks: Tensor) -> StoredTeacher:
         """Returns the source's outputs for some blocks; outputs that are not stored yet are computed."""
@@ -415,8 +398,7 @@ class Linearization:
             curves.append(f"![{FIGURES[stage]} in the stage {stage}]({stage}.png)\n")
         text = markdown(report) + "\n" + "\n".join(curves)
         card = model_card(student, self.folder.output.name, None, self.opening, text)
-        for field, value in source_metadata(self.recipe.source).items():
-            card.data[field] = value
+        vars(card.data).update(source_metadata(self.recipe.source))
         card.save(finished / "README.md")
         publish(self.folder.output, finished)
         shutil.rmtree(partial)

@@ -7,9 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from retnet_hf.linearization import (
-    spread_layers,
-)
+from retnet_hf.linearization import spread_layers
 
 from .. import ranks
 from ..errors import InputError
@@ -146,11 +144,6 @@ class Recipe:
     def block_size_of(self, stage: str) -> int:
         """Returns the number of tokens in a sequence of a stage."""
         return self.long_block_size if stage == "long" else self.block_size
-
-    def share_of_time(self, stage: str) -> float:
-        """Returns the share of a stage in the training time, by its tokens and the time of a token."""
-        times = {name: count * self.block_size_of(name) * STAGE_TIMES[name] for name, count in self.steps.items()}
-        return times[stage] / sum(times.values())
 
     @property
     def kept(self) -> KeptLayers:

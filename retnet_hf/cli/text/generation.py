@@ -19,16 +19,7 @@ import torch
 from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    Cache,
-    LogitsProcessor,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    TextStreamer,
-)
+from transformers import AutoModelForCausalLM, Cache, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 import retnet_hf
 import retnet_hf.cpu
@@ -48,11 +39,7 @@ REPORTED = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # arg
 
 
 def sampling(
-    max_new_tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 0.95,
-    repetition_penalty: float = 1.0,
+    max_new_tokens: int = 200, temperature: float = 0.8, top_k: int = 0, top_p: float = 0.95, repetition_penalty: float = 1.0
 ) -> dict[str, Any]:
     """Returns arguments of `generate()` that select the next token. A temperature of 0 takes the most probable one."""
     lengths = {"max_new_tokens": max_new_tokens, "repetition_penalty": repetition_penalty}
@@ -86,13 +73,11 @@ class Writer(TextStreamer):
             self.write(text)
 
 
-class Finite(LogitsProcessor):
-    """Ends generation where no token can be chosen, because the largest logit (B, vocabulary) is no finite number."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if not scores.amax(-1).isfinite().all():
-            raise ValueError("its logits are not finite numbers: the weights are damaged, or too large for their type")
-        return scores
+def require_finite(input_ids: Tensor, scores: Tensor) -> Tensor:
+    """Returns logits (B, vocabulary). Raises ValueError if no token can be chosen: the largest is no finite number."""
+    if not scores.amax(-1).isfinite().all():
+        raise ValueError("its logits are not finite numbers: the weights are damaged, or too large for their type")
+    return scores
 
 
 def compile_steps(model: PreTrainedModel) -> PreTrainedModel:
@@ -133,14 +118,11 @@ def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 def load_writer(
     name: str, console: Console, threads: int | None, seed: int | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Returns the result of `load_model`, with one thread for a small model on a CPU, unless `threads` says otherwise.
-
-    More threads would not be faster, and wait for each other if the CPU is busy.
-    """
+    """Returns the result of `load_model`, with one thread for a small model on a CPU, unless `threads` says otherwise."""
     with console.status("loading the model"):
         model, tokenizer = load_model(name)
     if threads is None and model.device.type == "cpu" and model.num_parameters() < 1e8:
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # more would not be faster, and wait for each other if the CPU is busy
     if seed is not None:
         torch.manual_seed(seed)
     return model, tokenizer
@@ -192,7 +174,7 @@ def continue_text(
             torch.tensor([ids], device=model.device),
             attention_mask=torch.ones(1, past + len(ids), dtype=torch.long, device=model.device),
             streamer=writer,
-            logits_processor=[Finite()],
+            logits_processor=[require_finite],
             use_cache=True,
             num_beams=1,  # beams would delay the text
             return_dict_in_generate=True,
@@ -263,14 +245,6 @@ def memory_of(said: Any, vocabulary: int) -> Memory:
     return Memory(said["messages"], said["read"], said["unread"])
 
 
-class _Stop(StoppingCriteria):
-    def __init__(self, asked: Callable[[], bool]) -> None:
-        self.asked = asked
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        return torch.full((len(input_ids),), self.asked(), device=input_ids.device)
-
-
 class Conversation:
     """A conversation of a user and a model that can be rewound, branched and saved. `arguments`: of `generate`."""
 
@@ -297,9 +271,13 @@ class Conversation:
         self, text: str, write: Callable[[str], object] = lambda piece: None, stop: Callable[[], bool] = lambda: False
     ) -> Turn:
         """Returns the model's answer, whose pieces are passed to `write`. It ends when `stop()`, after a token, is True."""
+
+        def stopped(input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+            return torch.full((len(input_ids),), stop(), device=input_ids.device)
+
         memory = copy.deepcopy(self.memory)
         new = memory.unread + self._ids_of(text, memory)
-        arguments, past = self.arguments | {"stopping_criteria": StoppingCriteriaList([_Stop(stop)])}, 0
+        arguments, past = self.arguments | {"stopping_criteria": [stopped]}, 0
         if memory.cache is not None:
             arguments[CACHE] = memory.cache
             past = int(memory.cache.get_seq_length()) if memory.read is None else 0  # tokens of unknown ids

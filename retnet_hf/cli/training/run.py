@@ -44,6 +44,7 @@ from retnet_hf.conversion.formats import reason_of
 from retnet_hf.conversion.replaced_folder import replace as publish
 from retnet_hf.conversion.replaced_folder import write_whole
 from retnet_hf.hub.cards import model_card
+from retnet_hf.linearization.measures import perplexity
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
 
@@ -69,11 +70,6 @@ class Course:
 
     def seconds(self) -> float:
         return time.monotonic() - self.started
-
-    def fraction(self, step: int, seconds: float | None = None) -> float:
-        """Returns the finished share of the run, from 0 to 1."""
-        seconds = self.seconds() if seconds is None else seconds
-        return min(1.0, max(step / self.steps, 0.0 if self.minutes is None else seconds / (60 * self.minutes)))
 
 
 @dataclass
@@ -124,28 +120,24 @@ class Supervisor(TrainerCallback):
 
     def __init__(self, course: Course, rate_option: str = "--lr") -> None:
         self.course, self.rate_option = course, rate_option
-        self.signal: int | None = None  # received by this process
-
-    def agreed_signal(self) -> int | None:
-        """Returns a signal that any of the processes has received, or None."""
-        [heard] = ranks.highest(self.signal or 0)
-        return int(heard) or None
+        self.signal = 0  # received by this process, if it is not 0
 
     def on_step_end(
         self, args: Any, state: TrainerState, control: TrainerControl, optimizer=None, lr_scheduler=None, **kwargs
     ) -> None:
-        seconds, heard = ranks.highest(self.course.seconds(), self.signal or 0)
-        step, over = state.global_step, self.course.fraction(state.global_step, seconds)
+        seconds, heard = ranks.highest(self.course.seconds(), self.signal)
+        step, steps, minutes = state.global_step, self.course.steps, self.course.minutes
+        over = 0.0 if minutes is None else seconds / (60 * minutes)  # share of the time
         if heard:
             self.signal = int(heard)
             control.should_evaluate, control.should_save, control.should_training_stop = False, True, True
-        elif over >= 1:
+        elif max(over, step / steps) >= 1:
             control.should_evaluate = control.should_save = control.should_training_stop = True
-        elif over > step / self.course.steps:
+        elif over > step / steps:
             # The rate of a later step, so that it has decayed when the time is up. The warm-up depends only on steps.
             factors = zip(optimizer.param_groups, lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
             for group, highest, factor in factors:
-                group["lr"] = highest * min(factor(step), factor(over * self.course.steps))
+                group["lr"] = highest * min(factor(step), factor(over * steps))
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
         if not all(math.isfinite(logs.get(loss, 0.0)) for loss in ("loss", "eval_loss")):
@@ -178,24 +170,9 @@ class Bar(ProgressCallback):
             self.training_bar.set_postfix_str(f"loss {logs['loss']:.3f} (training)")
 
 
-class Evaluations(TrainerCallback):
-    """Prints a line for every evaluation, and a sample under it."""
-
-    def __init__(self, console: Console, run: "TrainingRun") -> None:
-        self.console, self.run = console, run
-
-    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, metrics: dict, **kwargs) -> None:
-        sample = self.run.specimen()
-        with tqdm.external_write_mode():  # above the bar
-            self.console.print(f"step {state.global_step:>6,} of {state.max_steps:,}   {self.run.figure(metrics)}")
-            if sample is not None:
-                text = Text.assemble((sample[0], "bold"), sample[1].replace("\n", " "), style="dim")
-                self.console.print(Padding(text, (0, 0, 1, 4)))
-
-
 @dataclass(kw_only=True)
-class TrainingRun:
-    """A training run that is ready to start.
+class TrainingRun(TrainerCallback):
+    """A training run that is ready to start. It is a callback that prints its evaluations.
 
     Subclasses define `trainer(**kwargs)`, which takes the arguments that all runs share; `finish(trainer)`, which writes the
     model's files into the partial folder; and texts for the terminal: `overview()` of the data, `figure(metrics)` of an
@@ -222,6 +199,15 @@ class TrainingRun:
         self.log: list[dict[str, float]] = []
         self.steps_done = 0 if self.checkpoint is None else step_of(self.checkpoint)
 
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, metrics: dict, **kwargs) -> None:
+        """Prints a line, and a sample under it."""
+        sample = self.specimen()
+        with tqdm.external_write_mode():  # above the bar
+            self.console.print(f"step {state.global_step:>6,} of {state.max_steps:,}   {self.figure(metrics)}")
+            if sample is not None:
+                text = Text.assemble((sample[0], "bold"), sample[1].replace("\n", " "), style="dim")
+                self.console.print(Padding(text, (0, 0, 1, 4)))
+
     def trained(self, trainer: Trainer) -> None:
         """Runs in all processes after the last step."""
 
@@ -229,8 +215,8 @@ class TrainingRun:
         """Returns a sample of one line: an input and the model's current output. None: no sample."""
         return None
 
-    def published(self, signal_number: int | None) -> None:
-        """Runs when the finished folder is in its place. `signal_number` is a signal that was received, or None."""
+    def published(self, signal_number: int) -> None:
+        """Runs when the finished folder is in its place. `signal_number` is a signal that was received, or 0."""
 
     def reloaded(self, checkpoint: Path) -> PreTrainedModel:
         """Returns the model of a checkpoint."""
@@ -254,8 +240,9 @@ class TrainingRun:
         console.print(f"{self.model.num_parameters():,} parameters, {self.overview()}; {plan}", soft_wrap=True)
         if self.checkpoint is not None:
             console.print(f"continuing after step {self.steps_done:,}")
+        self.console = console
         start, bar, supervisor = time.monotonic(), Bar(), Supervisor(self.course, self.rate_option)
-        shown = [*([bar] if console.is_terminal else []), Evaluations(console, self)] if ranks.FIRST else []
+        shown = [*([bar] if console.is_terminal else []), self] if ranks.FIRST else []
         with leaving_order():
             try:
                 self._train(supervisor, shown)
@@ -273,8 +260,8 @@ class TrainingRun:
         ranks.of_first(lambda: self.start.begin(self.course.steps))
         if not self.folder.partial.exists():
             raise InputError(f"there is no {self.folder.partial} here; all processes need the same folder")
-        data = {"train_dataset": self.training, "eval_dataset": self.evaluation}
-        trainer = self.trainer(model=self.model, callbacks=[supervisor, *shown], **data)
+        given = {"model": self.model, "train_dataset": self.training, "eval_dataset": self.evaluation}
+        trainer = self.trainer(callbacks=[supervisor, *shown], **given)
         trainer.remove_callback(PrinterCallback)
         with within_memory(), supervisor.listening():
             if self.steps_done < self.course.steps:
@@ -283,8 +270,9 @@ class TrainingRun:
                 trainer.state = TrainerState.load_from_json(str(self.checkpoint / "trainer_state.json"))
                 self.model = trainer.model = self.reloaded(self.checkpoint)
             self.log = trainer.state.log_history
-            if (heard := supervisor.agreed_signal()) is not None:
-                raise Interrupted(f"interrupted at step {trainer.state.global_step}, {SAVED}", heard)
+            [heard] = ranks.highest(supervisor.signal)
+            if heard:
+                raise Interrupted(f"interrupted at step {trainer.state.global_step}, {SAVED}", int(heard))
             self.trained(trainer)
 
             def end() -> None:
@@ -294,41 +282,42 @@ class TrainingRun:
                     shutil.rmtree(checkpoint)
 
             ranks.of_first(end)
-            self.published(supervisor.agreed_signal())
+            [heard] = ranks.highest(supervisor.signal)
+            self.published(int(heard))
 
-    def arguments(self, **overrides: Any) -> TrainingArguments:
+    def arguments(self, **further: Any) -> TrainingArguments:
         recipe, steps = self.recipe, self.course.steps
         batch_size = ranks.share_of(recipe.batch_size)
-        fields = {
-            "output_dir": str(self.folder.partial),
-            "per_device_train_batch_size": batch_size,
-            "per_device_eval_batch_size": ranks.even_share(len(self.evaluation), batch_size),
-            "dataloader_drop_last": ranks.RANKS > 1,  # otherwise accelerate fills it with earlier examples of the epoch
-            "ddp_find_unused_parameters": False,
-            "max_steps": steps,
-            "learning_rate": recipe.lr,
-            "lr_scheduler_type": "cosine_warmup_with_min_lr",
-            "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
-            "warmup_steps": min(100, int(self.warmup * steps)),
-            "adam_beta2": 0.95,
-            "weight_decay": recipe.weight_decay,
-            "seed": recipe.seed,
-            "logging_steps": max(1, min(steps // 100, self.course.eval_every)),
-            "logging_nan_inf_filter": False,
-            "prediction_loss_only": True,
-            "eval_strategy": "steps",
-            "eval_steps": self.course.eval_every,
-            "eval_on_start": self.checkpoint is None,
-            "save_strategy": "steps",
-            "save_steps": self.course.eval_every,
-            "save_total_limit": 1,
-            "remove_unused_columns": False,
-            "dataloader_pin_memory": torch.accelerator.is_available(),
-            "use_cpu": not torch.accelerator.is_available(),  # otherwise accelerate connects no processes
-            "disable_tqdm": True,
-            "report_to": "none",
-        }
-        arguments = TrainingArguments(**(fields | overrides))
+        arguments = TrainingArguments(
+            output_dir=str(self.folder.partial),
+            per_device_train_batch_size=batch_size,
+            per_device_eval_batch_size=ranks.even_share(len(self.evaluation), batch_size),
+            dataloader_drop_last=ranks.RANKS > 1,  # otherwise accelerate fills it with earlier examples of the epoch
+            ddp_find_unused_parameters=False,
+            max_steps=steps,
+            learning_rate=recipe.lr,
+            lr_scheduler_type="cosine_warmup_with_min_lr",
+            lr_scheduler_kwargs={"min_lr_rate": 0.1},
+            warmup_steps=min(100, int(self.warmup * steps)),
+            adam_beta2=0.95,
+            weight_decay=recipe.weight_decay,
+            seed=recipe.seed,
+            logging_steps=max(1, min(steps // 100, self.course.eval_every)),
+            logging_nan_inf_filter=False,
+            prediction_loss_only=True,
+            eval_strategy="steps",
+            eval_steps=self.course.eval_every,
+            eval_on_start=self.checkpoint is None,
+            save_strategy="steps",
+            save_steps=self.course.eval_every,
+            save_total_limit=1,
+            remove_unused_columns=False,
+            dataloader_pin_memory=torch.accelerator.is_available(),
+            use_cpu=not torch.accelerator.is_available(),  # otherwise accelerate connects no processes
+            disable_tqdm=True,
+            report_to="none",
+            **further,
+        )
         # Each process uses one GPU. A process with all GPUs would multiply the batch size.
         arguments._n_gpu = min(arguments.n_gpu, 1)
         return arguments
@@ -343,11 +332,6 @@ def within_memory() -> Iterator[None]:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             raise InputError("out of memory; try a smaller --batch-size or --block-size") from error
         raise
-
-
-def perplexity(loss: float) -> float:
-    """Returns exp(loss), or infinity on overflow."""
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 def draw_loss_curve(log: list[dict[str, float]], file: Path, title: str, unit: str = "nats per token") -> None:
@@ -511,8 +495,7 @@ class TextRun(TrainingRun):
         self.tokenizer.save_pretrained(partial)
         draw_loss_curve(self.log, partial / curve, f"{name}, trained on {facts['text']}".replace("`", ""))
         card = model_card(self.model, name, facts, self.prompt, training)
-        for key, value in (source_metadata(base) if base else {}).items():
-            card.data[key] = value
+        vars(card.data).update(source_metadata(base) if base else {})
         card.save(partial / "README.md")
 
 
