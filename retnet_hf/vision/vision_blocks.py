@@ -33,7 +33,7 @@ class ChannelsLast:
         return super().forward(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-class FeedForward(nn.Module):
+class FeedForward(nn.Sequential):
     """Applies a feed-forward network to each token."""
 
     def __init__(self, size: int, inner_size: int, activation: str, dropout: float = 0.0) -> None:
@@ -42,9 +42,6 @@ class FeedForward(nn.Module):
         self.act_fn = ACT2FN[activation]
         self.dropout = nn.Dropout(dropout)
         self.fc2 = nn.Linear(inner_size, size)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return self.fc2(self.dropout(self.act_fn(self.fc1(hidden_states))))
 
 
 class ResidualBranch(nn.Module):
@@ -248,9 +245,8 @@ class StagedBackboneMixin(VisionBackboneMixin):
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
         self.num_features = [config.hidden_sizes[0], *config.hidden_sizes]
-        self.norms = nn.ModuleDict(
-            {name: self.new_norm(config, size) for name, size in zip(self.out_features, self.channels)}
-        )
+        norms = {name: self.new_norm(config, size) for name, size in zip(self.out_features, self.channels)}
+        self.norms = nn.ModuleDict(norms)
         self.post_init()
 
     def feature_map(self, name: str, hidden_states: Tensor, pixel_values: Tensor) -> Tensor:
