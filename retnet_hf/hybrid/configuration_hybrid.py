@@ -338,5 +338,3 @@ class RetNetHybridConfig(RetNetConfig):
 
 OF_HYBRIDS |= {name: getattr(RetNetHybridConfig, name) for name in RetNetHybridConfig.__annotations__}
 OF_HYBRIDS["router_aux_loss_coef"] = 0.0
-
-__all__ = ["RetNetHybridConfig"]

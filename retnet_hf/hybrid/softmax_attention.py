@@ -20,7 +20,7 @@ from ..modules.layers import eager_attention_forward
 from ..ops.layout import Layout, OnDevice
 from ..ops.plan import Rotation
 from ..ops.retention_forms import needs_autograd
-from ..state.retention_state import STATE_LAYERS, StateLayer, first_in_use
+from ..state.retention_state import STATE_LAYERS, StateLayer
 from .attention_columns import (
     AttentionSpan,
     Columns,
@@ -143,12 +143,11 @@ class AttentionStateLayer(StateLayer):
             self.document = self.document.masked_fill(rows.to(self.document.device)[:, None], -1)  # columns of absent tokens
 
 
-STATE_LAYERS |= {
-    "full_attention": lambda config, layer: AttentionStateLayer(EVERYTHING, config.mixer_sizes(layer)[1:]),
-    "sliding_attention": lambda config, layer: AttentionStateLayer(
-        AttentionSpan.of(config, "sliding_attention"), config.mixer_sizes(layer)[1:]
-    ),
-}
+def _new_layer(config: PreTrainedConfig, layer: int) -> AttentionStateLayer:
+    return AttentionStateLayer(AttentionSpan.of(config, config.layer_types[layer]), config.mixer_sizes(layer)[1:])
+
+
+STATE_LAYERS |= {"full_attention": _new_layer, "sliding_attention": _new_layer}
 
 
 class Block(NamedTuple):
@@ -293,25 +292,3 @@ class AttentionOfState(OnDevice):
     def attend(self, module, query, key, value, past, scaling, **kwargs) -> tuple[Tensor, None]:
         """Returns the output of the state's attention, and None instead of weights."""
         return past.attend(query, key, value), None
-
-
-def attention_plans(
-    config: PreTrainedConfig,
-    layout: Layout,
-    batch: int,
-    dtype: torch.dtype,
-    rotation: Callable[..., Rotation],
-    layers: list[StateLayer] | None,
-    output_maps: bool = False,
-) -> dict[str, AttentionPlan]:
-    """Returns an `AttentionPlan` for each type of softmax attention in `config.layer_types`. `layers`: their states."""
-    plans = {}
-    for kind in sorted(set(config.layer_types) - {"linear_attention"}):
-        state = None
-        if layers is not None:
-            state = first_in_use([layer for layer, own in zip(layers, config.layer_types) if own == kind])
-        plans[kind] = AttentionPlan(config, layout, batch, dtype, rotation, kind, state, output_maps)
-    return plans
-
-
-__all__ = ["AttentionStateLayer"]
