@@ -196,11 +196,8 @@ def install_steps(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], pro
     """Adds programs of steps, and optionally of prompts, to layers of retention. Returns all modules in these layers."""
     kinds, mixers = (RetNetDecoderLayer, RetNetHybridDecoderLayer), (RetNetRetention, RetNetHybridRetention)
     candidates = [layer for layer in fast.modules() if type(layer) in kinds and type(layer.mixer) in mixers]
-    layers = [
-        layer
-        for layer in candidates
-        if type(layer.mlp) is RetNetMLP and getattr(layer.retention, "learned_rotation", None) is None
-    ]
+    layers = [layer for layer in candidates if type(layer.mlp) is RetNetMLP]
+    layers = [layer for layer in layers if getattr(layer.retention, "learned_rotation", None) is None]
     if left := len(candidates) - len(layers):
         logger.warning(
             f"retnet_hf.cpu.compile compiles only the products of {left} of {len(candidates)} layers of retention, since "

@@ -52,12 +52,10 @@ class RetNetHybridRetention(RetNetRetention):
 
     def __init__(self, config: RetNetHybridConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        heads, eps, affine = config.num_attention_heads, config.head_norm_eps, config.head_norm_affine
+        heads, affine = config.num_attention_heads, config.head_norm_affine
         self.value_act = nn.Identity() if config.value_act is None else ACT2FN[config.value_act]
-        self.learned_rotation = None
-        if layer_idx in (config.learned_rotary_layers or ()):
-            self.learned_rotation = LearnedRotation(heads, self.head_dim)
-        eps = eps or config.rms_norm_eps
+        learned, eps = layer_idx in (config.learned_rotary_layers or ()), config.head_norm_eps or config.rms_norm_eps
+        self.learned_rotation = LearnedRotation(heads, self.head_dim) if learned else None
         if config.head_norm_groups is not None:
             self.head_norm = GroupRMSNorm(config.head_norm_groups, heads * self.value_head_dim, eps, affine)
         elif config.use_head_norm:
@@ -190,15 +188,7 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         if config.rotary_layers == "softmax_attention":
             self.rotary = None
 
-    def plan(
-        self,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: Cache | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> list[Plan | AttentionPlan | AttentionOfState]:
+    def plan(self, inputs_embeds, attention_mask=None, position_ids=None, cache=None, *args: Any, **kwargs: Any) -> list:
         """Returns the plan of each layer for a call. Layers of one type share a plan. Arguments as in `RetNetModel.plan`."""
         config, (batch, _, _), dtype = self.config, inputs_embeds.shape, inputs_embeds.dtype
         [retention, *_] = plans = super().plan(inputs_embeds, attention_mask, position_ids, cache, *args, **kwargs)

@@ -39,14 +39,8 @@ from .attention_columns import (
 # On a CPU, smaller blocks cost little overhead: a layer with a window of 64 takes half the time.
 QUERIES_AT_A_TIME, QUERIES_ON_CPU = 1024, 128
 EVERYTHING = AttentionSpan()
-
-
-class Reading(NamedTuple):
-    """Columns of a state after it reads new tokens."""
-
-    columns: Columns  # old and new columns
-    stored: Columns  # the columns that the state keeps
-    places: Tensor | None  # their indices, from `kept_columns`
+# All columns of a state after it reads new tokens, those that it keeps, and the indices of these from `kept_columns`.
+Reading = tuple[Columns, Columns, Tensor | None]
 
 
 class AttentionStateLayer(StateLayer):
@@ -86,7 +80,7 @@ class AttentionStateLayer(StateLayer):
         """Returns the columns after new tokens are read. The result holds for all layers of this type."""
         tokens, columns = columns.count.shape[1], self.columns.followed_by(columns) if self.is_initialized else columns
         removable = self._recorded + tokens if self.record_past else 0
-        return Reading(columns, *kept_columns(columns, self.reach, removable))
+        return columns, *kept_columns(columns, self.reach, removable)
 
     def update(self, key_states: Tensor, value_states: Tensor, reading: Reading) -> tuple[Tensor, Tensor]:
         """Stores new keys (B, G, T, K) and values (B, G, T, V), and returns keys and values of all columns they may see."""
@@ -97,9 +91,9 @@ class AttentionStateLayer(StateLayer):
         else:
             self.lazy_initialization(key_states)
         self._recorded += key_states.shape[2] if self.record_past else 0
-        self.document, self.count, self.position = reading.stored
-        self.keys, self.values = (chosen(numbers, 2, reading.places) for numbers in (keys, values))
-        self.next_position = reading.columns.next_position[:, -1].clone()
+        columns, (self.document, self.count, self.position), places = reading
+        self.keys, self.values = (chosen(numbers, 2, places) for numbers in (keys, values))
+        self.next_position = columns.next_position[:, -1].clone()
         self.cumulative_length = self.cumulative_length + key_states.shape[2]
         return keys, values
 
@@ -196,7 +190,7 @@ class AttentionPlan(OnDevice):
         length = columns.count.shape[1]
         at_a_time = QUERIES_ON_CPU if columns.count.device.type == "cpu" else QUERIES_AT_A_TIME
         size = length if whole else max(at_a_time, self.reach.window)
-        keys = columns if past is None else self.reading.columns
+        keys = columns if past is None else self.reading[0]
         most = config.attention_max_length
         if most is not None and self.reach.window is None and keys.count.shape[1] > most:
             raise ValueError(
