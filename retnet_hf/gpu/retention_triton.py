@@ -601,7 +601,7 @@ def by_pytorch(
     return retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", chunk_size)
 
 
-def check_shapes(query, key, value, log_decay, initial_state, mask, reset) -> None:
+def check_shapes(query, key, value, log_decay, initial_state, mask=None, reset=None, is_step=False) -> None:
     """Raises RuntimeError if shapes do not match, since a kernel would read past the end of an operand."""
     (batch, heads, length, key_dim), groups = query.shape, key.shape[1]
     matrices = state_heads(query, key, log_decay.numel())
@@ -620,6 +620,8 @@ def check_shapes(query, key, value, log_decay, initial_state, mask, reset) -> No
     for name, marks in (("mask", mask), ("reset", reset)):
         if marks is not None:
             check(name, marks, (1 if marks.shape[0] == 1 else batch, length))
+    if is_step and length != 1:
+        raise RuntimeError(f"a step has one token, got {length}.")
 
 
 def prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size):
@@ -713,7 +715,7 @@ def recurrent_step_operator(
 
 @recurrent_step_operator.register_fake
 def _shape_of_step(query, key, value, decay, write_mask, state):
-    check_step(query, key, value, decay, state)
+    check_shapes(query, key, value, decay[0].flatten(), state, is_step=True)
     return state.new_empty(query.shape[0], query.shape[1], 1, value.shape[-1])
 
 
@@ -733,16 +735,10 @@ def recurrent_step_triton_(
     return output if decay.write_mask is None else output * decay.write_mask, state
 
 
-def check_step(query, key, value, decay, state) -> None:
-    """Raises RuntimeError if the shapes of a step of one token do not match."""
-    check_shapes(query, key, value, decay[0].flatten(), state, None, None)
-    if query.shape[2] != 1:
-        raise RuntimeError(f"a step has one token, got {query.shape[2]}.")
-
-
 def launch_step(query, key, value, decay, write_mask, state, places: Tensor | None = None) -> Tensor:
     """Computes `recurrent_step_operator`. Sequence b has row places[b] of the state, (B,) int64, or row b if None."""
-    check_step(query, key, value, decay, state if places is None else state[: len(places)])
+    own = state if places is None else state[: len(places)]
+    check_shapes(query, key, value, decay[0].flatten(), own, is_step=True)
     places = None if places is None else places.contiguous()
     query, key, value = (with_dense_rows(tensor) for tensor in (query, key, value))
     (batch, heads, _, key_dim), value_dim, matrices = query.shape, value.shape[-1], state.shape[1]

@@ -183,6 +183,7 @@ class AttentionPlan(OnDevice):
     ) -> None:
         self.rotate, self.reach = rotation(), AttentionSpan.of(config, kind)
         self.implementation = "eager" if output_maps else config._attn_implementation
+        self.is_flash = "flash" in (self.implementation or "")
         past = None if state is None else state.columns
         columns = columns_of(layout, batch, past)
         self.reading = None if state is None else state.reads(columns)
@@ -206,11 +207,6 @@ class AttentionPlan(OnDevice):
             if needs_autograd() or bool(excess.any()):  # compilers and transforms cannot read values
                 self.rotate = SinkRotation(self.rotate, rotation(position=layout.position - excess))
                 self.halves = key_halves(sinks, dtype)
-
-    @property
-    def is_flash(self) -> bool:
-        """Returns whether the implementation is a flash attention."""
-        return "flash" in (self.implementation or "")
 
     def _blocks(
         self, columns: Columns, keys: Columns, sinks: Tensor | None, causal: bool, size: int, dtype: torch.dtype

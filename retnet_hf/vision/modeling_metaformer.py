@@ -125,9 +125,7 @@ class MetaFormerRetention(MetaFormerHeads):
 class MetaFormerManhattanRetention(MetaFormerRetention):
     """Multi-scale retention over the grid of tokens."""
 
-    def retain(
-        self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, output_maps: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def retain(self, query, key, value, log_decay, output_maps):
         maps = manhattan_map(query, key, log_decay) if output_maps else None
         form = "parallel" if output_maps else self.config.retention_form
         return manhattan_retention(query, key, value, log_decay, form=form, scores=maps), maps

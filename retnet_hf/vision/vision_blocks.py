@@ -109,9 +109,6 @@ class VisionPreTrainedModel(SavedWithCard, PreTrainedModel):
 class StagedModelMixin:
     """A model with a stem of type `stem_class` and stages of type `stage_class`, such as RMT and MetaFormer."""
 
-    stem_class: type[nn.Module]
-    stage_class: type[nn.Module]
-
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
         self.stem = self.stem_class(config)
@@ -149,7 +146,6 @@ class StagedModelMixin:
 class ImageClassifierMixin:
     """An image classifier on the outputs of a base model of type `model_class`, by default on its pooler_output."""
 
-    model_class: type[PreTrainedModel]
     accepts_loss_kwargs = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -205,7 +201,6 @@ class VisionBackboneMixin(BackboneMixin):
     Load a saved one with its own class: `AutoBackbone.from_pretrained` accepts names on the Hub, but no folders.
     """
 
-    model_class: type[PreTrainedModel]
     model_arguments: dict[str, Any] = {}
 
     def __init__(self, config: PreTrainedConfig) -> None:
