@@ -196,25 +196,20 @@ def install_steps(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], pro
     """Adds programs of steps, and optionally of prompts, to layers of retention. Returns all modules in these layers."""
     kinds, mixers = (RetNetDecoderLayer, RetNetHybridDecoderLayer), (RetNetRetention, RetNetHybridRetention)
     candidates = [layer for layer in fast.modules() if type(layer) in kinds and type(layer.mixer) in mixers]
-    layers = [
-        layer
-        for layer in candidates
-        if type(layer.mlp) is RetNetMLP and getattr(layer.retention, "learned_rotation", None) is None
-    ]
+    layers = [layer for layer in candidates if type(layer.mlp) is RetNetMLP]
+    layers = [layer for layer in layers if getattr(layer.retention, "learned_rotation", None) is None]
     if left := len(candidates) - len(layers):
         logger.warning(
             f"retnet_hf.cpu.compile compiles only the products of {left} of {len(candidates)} layers of retention, since "
             "they have experts or learned angles. PyTorch computes the rest."
         )
-    with_steps = [pair for pair in zip(layers, layer_programs(layers, fast.config, folder, batch_sizes)) if pair[1]]
-    of_prompts = [None] * len(with_steps)
-    if prompts:
-        of_prompts = prompt_programs([layer for layer, _ in with_steps], fast.config, folder)
-        if left := of_prompts.count(None):
-            logger.warning(f"prompts=True makes no programs for {left} of {len(with_steps)} layers: they are quantised.")
+    of_steps = layer_programs(layers, fast.config, folder, batch_sizes)
+    of_prompts = prompt_programs(list(of_steps), fast.config, folder) if prompts else {}
+    if prompts and (left := len(of_steps) - len(of_prompts)):
+        logger.warning(f"prompts=True makes no programs for {left} of {len(of_steps)} layers: they are quantised.")
     served: set[nn.Module] = set()
-    for (layer, steps), of_prompt in zip(with_steps, of_prompts):
-        layer.__class__, layer.programs, layer.prompts = CompiledLayer, steps, of_prompt
+    for layer, steps in of_steps.items():
+        layer.__class__, layer.programs, layer.prompts = CompiledLayer, steps, of_prompts.get(layer)
         served |= set(layer.modules())
     return served
 
@@ -236,6 +231,3 @@ def original(fast: Model) -> Model:
 def number_of_programs(fast: nn.Module) -> int:
     """Returns how many layers of a fast copy compute decode steps with programs."""
     return sum(isinstance(module, CompiledLayer) and any(module.programs.values()) for module in fast.modules())
-
-
-__all__ = ["compile", "number_of_programs", "original"]

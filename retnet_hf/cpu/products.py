@@ -27,6 +27,7 @@ from statistics import median
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from retnet_hf.modules.layers import has_hooks
 
@@ -64,11 +65,6 @@ def is_clearly_faster(one: Callable[[], object], other: Callable[[], object]) ->
         if len(ratios) == 3 and min(ratios) > 2:
             break
     return median(ratios) < CLEAR_GAIN
-
-
-def linear(token: Tensor, weight: Tensor) -> Tensor:
-    """Returns the product as the linear layer computes it, for any number of tokens."""
-    return nn.functional.linear(token, weight)
 
 
 def vector(token: Tensor, weight: Tensor) -> Tensor:
@@ -130,26 +126,8 @@ def is_faster_as_vector(size: int, inputs: int, dtype: torch.dtype, threads: int
     token = torch.ones(1, inputs, dtype=dtype)
     return is_clearly_faster(
         lambda: [torch.mv(matrix, token[0]) for matrix in matrices],
-        lambda: [nn.functional.linear(token, matrix) for matrix in matrices],
+        lambda: [linear(token, matrix) for matrix in matrices],
     )
-
-
-def is_int8(weight: Tensor) -> bool:
-    """Returns whether a weight is torchao's symmetric int8, with a scale per output and unquantised activations."""
-    if type(weight).__name__ != "Int8Tensor" or weight.dtype != torch.bfloat16:
-        return False
-    whole_rows = tuple(weight.block_size) == (1, weight.shape[1])
-    symmetric = weight.zero_point is None or not weight.zero_point.any()
-    return whole_rows and symmetric and weight.act_quant_kwargs is None
-
-
-def is_int4(weight: Tensor) -> bool:
-    """Returns whether a weight is torchao's int4, in groups that the kernel supports, with unquantised activations."""
-    if type(weight).__name__ != "IntxUnpackedToInt8Tensor" or weight.dtype != torch.bfloat16:
-        return False
-    rows, group = weight.block_size
-    fits = rows == 1 and group in INT4_GROUPS and weight.shape[0] % INT4_ROWS == 0 and weight.shape[1] % group == 0
-    return fits and weight.target_dtype == torch.int4 and weight.activation_quantization is None
 
 
 @torch.no_grad()
@@ -171,10 +149,16 @@ def product_of(layer: nn.Module, summed: bool = False, sequences: int = 1) -> Pr
             return Product(layer, sums, weight)
         narrow = sequences == 1 and weight.dtype in HALF_TYPES and weight.is_contiguous()
         faster = narrow and is_faster_as_vector(*weight.shape, weight.dtype, torch.get_num_threads())
-        return Product(layer, vector if faster else linear, weight)
-    if is_int8(weight):
-        return Product(layer, int8, weight.qdata, weight.scale[:, 0].to(weight.dtype))
-    if not is_int4(weight):
+        return Product(layer, vector if faster else linear, weight)  # `linear` also for several tokens
+    kind, (rows, columns) = type(weight).__name__ if weight.dtype == torch.bfloat16 else None, weight.shape
+    if kind == "Int8Tensor":  # of torchao: symmetric, with a scale per output and unquantised activations
+        symmetric = weight.zero_point is None or not weight.zero_point.any()
+        fits = symmetric and tuple(weight.block_size) == (1, columns) and weight.act_quant_kwargs is None
+        return Product(layer, int8, weight.qdata, weight.scale[:, 0].to(weight.dtype)) if fits else None
+    if kind != "IntxUnpackedToInt8Tensor" or weight.target_dtype != torch.int4 or weight.activation_quantization is not None:
+        return None
+    height, group = weight.block_size
+    if height != 1 or group not in INT4_GROUPS or rows % INT4_ROWS or columns % group:
         return None
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.qdata.to(torch.int32) + 8, 2)  # from -8 to 7
     scale = weight.scale.T  # (in / group, out)

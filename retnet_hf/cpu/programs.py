@@ -36,7 +36,7 @@ import transformers
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
@@ -113,20 +113,14 @@ def traced_rotation(rotations: list[Tensor], rotate: Callable[..., Tensor], scal
 
 
 class TracedStep(nn.Module):
-    """A module to compile as a function of tensors alone. The last inputs are the parameters of another module, the twin.
+    """A module to compile as a function of tensors alone. The last inputs, `operands`, are the parameters of its twin."""
 
-    Args:
-        twin: the module with the computation. Its parameters are called `operands`.
-    """
+    any_length = False  # whether dimension 1 of all inputs but the operands is dynamic
 
     def __init__(self, twin: nn.Module) -> None:
         super().__init__()
         self.twin = twin
         self.names = [name for name, _ in twin.named_parameters()]
-
-    def open_dimensions(self, inputs: tuple) -> tuple | None:
-        """Returns the dynamic dimensions of the inputs for `torch.export.export`."""
-        return None
 
 
 class DecodeStep(TracedStep):
@@ -144,9 +138,8 @@ class DecodeStep(TracedStep):
         def retain(_, query: Tensor, key: Tensor, value: Tensor, past: None) -> tuple[Tensor, None]:
             return recurrent_step_(query, key, value, state, StepDecay(decay, None))[0], None
 
-        plan = SimpleNamespace(
-            rotate=traced_rotation(rotations, rotate_step, self.twin.retention.head_dim**-0.5), retain=retain
-        )
+        rotation = traced_rotation(rotations, rotate_step, self.twin.retention.head_dim**-0.5)
+        plan = SimpleNamespace(rotate=rotation, retain=retain)
         return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states, plan))
 
 
@@ -181,14 +174,15 @@ def has_sums(module: nn.Module) -> bool:
     return any(isinstance(each, Product) and each.kernel is sums for each in module.modules())
 
 
-class LayerProgram:
-    """The program of a layer's step with the operands of this layer. Pickling and copying drop it.
+class Unsaved:
+    """Base class of programs with the operands of a layer. Pickling and copying drop them."""
 
-    Args:
-        run: the program.
-        layer: the layer that provides the weights as operands.
-        inputs: the arguments of `DecodeStep.forward` for which the program was made.
-    """
+    def __reduce__(self) -> tuple:
+        return type(None), ()
+
+
+class LayerProgram(Unsaved):
+    """The program of a layer's step with the layer's operands. `inputs`: of `DecodeStep.forward`, for which it was made."""
 
     def __init__(self, run: Run, layer: nn.Module, inputs: tuple) -> None:
         hidden_states, state, _, self.rotations, self.operands = inputs
@@ -223,18 +217,9 @@ class LayerProgram:
         plan.layout.written.append(past)
         return output
 
-    def __reduce__(self) -> tuple:
-        return type(None), ()
 
-
-class ProductProgram:
-    """The product of a linear layer for one token, with the operands of this layer. Pickling and copying drop it.
-
-    Args:
-        layer: the linear layer.
-        product: its product.
-        run: the program of the product; by default the product itself.
-    """
+class ProductProgram(Unsaved):
+    """The product of a linear layer for one token, with the layer's operands. `run`: its program; by default the product."""
 
     def __init__(self, layer: nn.Linear, product: Product, run: Run | None = None) -> None:
         self.run = run or (lambda inputs: [product(inputs[0])])
@@ -250,9 +235,6 @@ class ProductProgram:
     def __call__(self, token: Tensor) -> Tensor:
         """Returns the layer's output (1, 1, out) for (1, 1, in)."""
         return self.run([token.contiguous(), *self.operands])[0]
-
-    def __reduce__(self) -> tuple:
-        return type(None), ()
 
 
 @cache
@@ -309,8 +291,10 @@ def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
             made.append(Path(beside) / f"{number}{path.suffix}")
             try:
                 with torch.no_grad():
-                    open_dimensions = step.open_dimensions(inputs[0]) if isinstance(step, TracedStep) else None
-                    exported = torch.export.export(step, inputs[0], dynamic_shapes=open_dimensions, strict=False)
+                    *tensors, operands = inputs[0]
+                    dynamic = *tree_map(lambda _: {1: TOKENS}, tensors), [None for _ in operands]
+                    dynamic = dynamic if step.any_length else None
+                    exported = torch.export.export(step, inputs[0], dynamic_shapes=dynamic, strict=False)
                 torch._inductor.aoti_compile_and_package(exported, package_path=str(made[-1]))
             except Exception as error:
                 raise RuntimeError(
@@ -349,22 +333,22 @@ def require_private(path: Path) -> None:
             )
 
 
-def programs_of(asked: list[tuple[Path, Callable[[bool], TracedStep], tuple]]) -> list[Run]:
-    """Returns the program in each file. A file that cannot be loaded is compiled first.
+def programs_of(
+    folder: Path, config: PreTrainedConfig | None, asked: list[tuple[nn.Module, Callable[[bool], TracedStep], tuple]]
+) -> list[Run]:
+    """Returns programs, loaded from the folder or compiled into it. Equal ones are loaded or compiled once.
 
     Args:
-        asked: files, each with a function that makes the module to compile, with products by `sums` or, for False, by
-            PyTorch's kernels, and with one set of inputs. A file that occurs several times is loaded or compiled once.
+        asked: modules that determine the file of a program, each with a function that makes the module to compile, with
+            products by `sums` or, for False, by PyTorch's kernels, and with one set of inputs.
     """
-    inputs: dict[Path, list[tuple]] = {}
-    for path, _, own in asked:
-        inputs.setdefault(path, []).append(own)
+    paths = [program_path(folder, config, twin, tree_leaves(inputs)) for twin, _, inputs in asked]
     runs: dict[Path, Run] = {}
-    for path, step_of, _ in asked:
+    for path, (_, step_of, _) in zip(paths, asked):
         if path in runs:
             continue
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        require_private(path.parent)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        require_private(folder)
         require_private(path)
         if path.is_file():
             try:
@@ -373,29 +357,19 @@ def programs_of(asked: list[tuple[Path, Callable[[bool], TracedStep], tuple]]) -
             except Exception as error:  # PyTorch may raise any error
                 logger.warning(f"{path} cannot be loaded as a program, and is compiled again: {error}")
         step = step_of(True)
-        make(path, [step, step_of(False)] if has_sums(step) else [step], inputs[path])
+        inputs = [own for other, (*_, own) in zip(paths, asked) if other == path]
+        make(path, [step, step_of(False)] if has_sums(step) else [step], inputs)
         runs[path] = load(path)
-    return [runs[path] for path, *_ in asked]
+    return [runs[path] for path in paths]
 
 
 def layer_programs(
     layers: list[nn.Module], config: PreTrainedConfig, folder: Path, batch_sizes: Sequence[int]
-) -> list[dict[int, LayerProgram]]:
-    """Returns the programs of each layer by number of sequences, loaded from the folder or compiled into it.
-
-    A layer without a twin from `twin_of` has no programs.
-
-    Args:
-        layers: layers of retention on a CPU.
-
-    Raises:
-        RuntimeError: if a program cannot be compiled.
-    """
-    twins = [twin_of(layer, summed=True) for layer in layers]
-    asked, served = [], []
-    for batch, (number, layer, twin) in itertools.product(batch_sizes, zip(itertools.count(), layers, twins)):
-        if twin is None:
-            continue
+) -> dict[nn.Module, dict[int, LayerProgram]]:
+    """Returns programs of layers of retention, by layer and number of sequences, for layers with a twin from `twin_of`."""
+    twins = [(layer, twin) for layer in layers if (twin := twin_of(layer, summed=True)) is not None]
+    served, asked = list(itertools.product(batch_sizes, twins)), []
+    for batch, (layer, twin) in served:
         if batch > 1 and has_sums(twin):
             twin = twin_of(layer, summed=True, sequences=batch)
         mixer = layer.retention
@@ -407,26 +381,17 @@ def layer_programs(
             [torch.ones(batch, 1, 1, mixer.head_dim) for _ in range(4 if turns(config) else 0)],
             [parameter.detach() for parameter in twin.parameters()],
         )
-
-        def step_of(summed: bool, layer: nn.Module = layer, batch: int = batch) -> DecodeStep:
-            return DecodeStep(twin_of(layer, summed, batch))
-
-        asked.append((program_path(folder, config, twin, tree_leaves(inputs)), step_of, inputs))
-        served.append((number, batch))
-    programs: list[dict[int, LayerProgram]] = [{} for _ in layers]
-    for (number, batch), run, (*_, inputs) in zip(served, programs_of(asked), asked):
-        programs[number][batch] = LayerProgram(run, layers[number], inputs)
+        asked.append((twin, lambda summed, layer=layer, batch=batch: DecodeStep(twin_of(layer, summed, batch)), inputs))
+    programs: dict[nn.Module, dict[int, LayerProgram]] = {layer: {} for layer, _ in twins}
+    for (batch, (layer, _)), run, (*_, inputs) in zip(served, programs_of(folder, config, asked), asked):
+        programs[layer][batch] = LayerProgram(run, layer, inputs)
     return programs
 
 
 def product_programs(layers: list[nn.Module], folder: Path | None) -> list[ProductProgram | None]:
     """Returns the program of each linear layer's product, or None for a layer without a product.
 
-    Args:
-        folder: folder of the programs; None for products by PyTorch's kernels, where these are not the layer's own.
-
-    Raises:
-        RuntimeError: if a program cannot be compiled.
+    Without a folder, they are products by PyTorch's kernels, where these are not the layer's own.
     """
     products = [product_of(layer, summed=folder is not None) for layer in layers]
     if folder is None:
@@ -438,17 +403,15 @@ def product_programs(layers: list[nn.Module], folder: Path | None) -> list[Produ
             continue
         token = torch.zeros(1, 1, layer.in_features, dtype=layer.weight.dtype)
         inputs = token, [parameter.detach() for parameter in product.parameters()]
-
-        def step_of(summed: bool, layer: nn.Linear = layer) -> ProductStep:
-            return ProductStep(product_of(layer, summed))
-
-        asked.append((program_path(folder, None, product, tree_leaves(inputs)), step_of, inputs))
-    runs = iter(programs_of(asked))
+        asked.append((product, lambda summed, layer=layer: ProductStep(product_of(layer, summed)), inputs))
+    runs = iter(programs_of(folder, None, asked))
     return [product and ProductProgram(layer, product, next(runs)) for layer, product in zip(layers, products)]
 
 
 class BeforeOperator(TracedStep):
     """Computes queries, keys and values of a layer."""
+
+    any_length = True
 
     def forward(
         self,
@@ -468,13 +431,11 @@ class BeforeOperator(TracedStep):
         functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states, plan))
         return tuple(heads.transpose(1, 2) for heads in kept)
 
-    def open_dimensions(self, inputs: tuple) -> tuple:
-        _, rotations, operands = inputs
-        return {1: TOKENS}, [{1: TOKENS} for _ in rotations], [None for _ in operands]
-
 
 class AfterOperator(TracedStep):
     """Computes the output of a layer from the output of its operator."""
+
+    any_length = True
 
     def forward(
         self,
@@ -486,15 +447,9 @@ class AfterOperator(TracedStep):
         plan = SimpleNamespace(rotate=lambda query, key: (query, key), retain=lambda *call: retained)
         return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states, plan))
 
-    def open_dimensions(self, inputs: tuple) -> tuple:
-        return {1: TOKENS}, {1: TOKENS}, [None for _ in inputs[2]]
 
-
-class PromptPrograms:
-    """Both programs with the operands of a layer. Pickling and copying drop them.
-
-    In shapes, N = B T: programs see the tokens of all sequences in one row.
-    """
+class PromptPrograms(Unsaved):
+    """Both programs with the operands of a layer. In shapes, N = B T: they see the tokens of all sequences in one row."""
 
     def __init__(self, before: Run, after: Run, layer: nn.Module) -> None:
         self.before, self.after = before, after
@@ -504,9 +459,7 @@ class PromptPrograms:
 
     def computes(self, hidden_states: Tensor, plan: Plan) -> bool:
         """Returns whether the programs compute the same as the layer for this call."""
-        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or hidden_states.dtype != self.dtype:
-            return False
-        if plan.maps:  # its maps are outputs of the mixer
+        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or hidden_states.dtype != self.dtype or plan.maps:
             return False
         return not self.rotates or (plan.rotate.rotate is rotate and self.dtype not in plan.rotate.cast_dtypes)
 
@@ -522,28 +475,19 @@ class PromptPrograms:
         [result] = self.after([tokens, in_one_row(output.float()), *self.operands])
         return result.view(hidden_states.shape)
 
-    def __reduce__(self) -> tuple:
-        return type(None), ()
-
 
 def in_one_row(tensor: Tensor) -> Tensor:
     """Returns (B, H, T, V) as (1, N, H, V), contiguous."""
     return tensor.transpose(1, 2).flatten(0, 1)[None].contiguous()
 
 
-def prompt_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: Path) -> list[PromptPrograms | None]:
-    """Returns programs for prompts of each layer, loaded from the folder or compiled into it.
-
-    The value is None for a layer with quantised weights.
-
-    Args:
-        layers: layers of retention on a CPU that have programs of steps from `layer_programs`.
-
-    Raises:
-        RuntimeError: if a program cannot be compiled.
-    """
-    asked = []
-    for layer in filter(is_dense, layers):
+def prompt_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: Path) -> dict[nn.Module, PromptPrograms]:
+    """Returns programs for prompts by layer, for layers of `layer_programs` without quantised weights."""
+    asked, dense = [], []
+    for layer in layers:
+        if not all(type(weight) is nn.Parameter and weight.is_floating_point() for weight in layer.parameters()):
+            continue
+        dense.append(layer)
         twin, mixer = shallow_copy(layer).eval(), layer.retention
         heads, _, key_size, value_size = config.mixer_sizes(mixer.layer_idx)
         operands = [parameter.detach() for parameter in twin.parameters()]
@@ -554,12 +498,6 @@ def prompt_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: P
             (BeforeOperator(twin), (hidden_states, rotations, operands)),
             (AfterOperator(twin), (hidden_states, output, operands)),
         ):
-            path = program_path(folder, config, step, tree_leaves(inputs))
-            asked.append((path, lambda summed, step=step: step, inputs))
-    runs = iter(programs_of(asked))
-    return [PromptPrograms(next(runs), next(runs), layer) if is_dense(layer) else None for layer in layers]
-
-
-def is_dense(layer: nn.Module) -> bool:
-    """Returns whether no weight is quantised."""
-    return all(type(weight) is nn.Parameter and weight.is_floating_point() for weight in layer.parameters())
+            asked.append((step, lambda summed, step=step: step, inputs))
+    runs = iter(programs_of(folder, config, asked))
+    return {layer: PromptPrograms(next(runs), next(runs), layer) for layer in dense}

@@ -65,12 +65,7 @@ def cross_entropy_triton_(
     if plain or logits.stride(-1) != 1 or gradient.stride(-1) != 1 or not launches_at_once(logits):
         return cross_entropy_and_gradient_(logits, labels, ignore_index, dtype, gradient)
     losses = logits.new_empty(logits.shape[0], dtype=torch.float32)
-    launch(
-        cross_entropy_kernel,
-        logits.shape[0],
-        (logits, labels.contiguous(), losses, gradient),
-        (logits.shape[1], logits.stride(0), gradient.stride(0), ignore_index),
-        TILE=COLUMNS_OF_TILE,
-        num_warps=8,
-    )
+    tensors = logits, labels.contiguous(), losses, gradient
+    numbers = logits.shape[1], logits.stride(0), gradient.stride(0), ignore_index
+    launch(cross_entropy_kernel, logits.shape[0], tensors, numbers, TILE=COLUMNS_OF_TILE, num_warps=8)
     return losses.sum()

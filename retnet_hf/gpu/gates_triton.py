@@ -186,18 +186,10 @@ def normed_gate_forward(values: Tensor, weight: Tensor | None, gate: Tensor, eps
     batch, heads, length, size = values.shape
     output, tile = torch.empty_like(gate, memory_format=torch.contiguous_format), tile_of_rows(size)
     rows = batch * heads * length
-    launch(
-        normed_gate_kernel,
-        cdiv(rows, tile["ROWS"]),
-        (values, gate, values if weight is None else weight, output),
-        (rows, length, *values.stride()[:3], *gate.stride()[:2]),
-        H=heads,
-        V=size,
-        EPS=eps,
-        HAS_WEIGHT=weight is not None,
-        **tile,
-        num_warps=4,
-    )
+    tensors = values, gate, values if weight is None else weight, output
+    numbers = rows, length, *values.stride()[:3], *gate.stride()[:2]
+    options = {"H": heads, "V": size, "EPS": eps, "HAS_WEIGHT": weight is not None, **tile, "num_warps": 4}
+    launch(normed_gate_kernel, cdiv(rows, tile["ROWS"]), tensors, numbers, **options)
     return output
 
 
@@ -226,18 +218,11 @@ class TritonNormedGate(torch.autograd.Function):
         tiles_of_program = cdiv(rows, tile["ROWS"] * 8 * processors_of(values.device))
         programs = cdiv(rows, tile["ROWS"] * tiles_of_program)
         of_weight = values.new_empty(programs if weight is not None else 0, size, dtype=torch.float32)
-        launch(
-            normed_gate_backward_kernel,
-            programs,
-            (gradient.contiguous(), values, gate, values if weight is None else weight, of_values, of_gate, of_weight),
-            (rows, length, tiles_of_program, *values.stride()[:3], *gate.stride()[:2], *of_values.stride()[:3]),
-            H=heads,
-            V=size,
-            EPS=ctx.eps,
-            HAS_WEIGHT=weight is not None,
-            **tile,
-            num_warps=4,
-        )
+        weights = values if weight is None else weight
+        tensors = gradient.contiguous(), values, gate, weights, of_values, of_gate, of_weight
+        numbers = rows, length, tiles_of_program, *values.stride()[:3], *gate.stride()[:2], *of_values.stride()[:3]
+        options = {"H": heads, "V": size, "EPS": ctx.eps, "HAS_WEIGHT": weight is not None, **tile, "num_warps": 4}
+        launch(normed_gate_backward_kernel, programs, tensors, numbers, **options)
         return of_values, None if weight is None else of_weight.sum(0).to(weight.dtype), of_gate, None
 
 
@@ -247,16 +232,13 @@ def normed_gate_triton(values: Tensor, norm: nn.Module, gate: Tensor, activation
     plain = type(norm) is RetNetRMSNorm and type(activation) in SILU
     plain = plain and is_without_hooks(norm) and is_without_hooks(activation)
     plain = plain and gate.shape == (batch, length, heads * size) and size <= LARGEST_ROW
-    if not (plain and covered(values, gate) and (norm.weight is None or is_row(norm.weight, values))):
+    weight = norm.weight if plain else None
+    if weight is not None:  # one number for each number in a row of the values, which the kernel can read
+        plain = type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous() and weight.device == values.device
+        plain = plain and weight.shape == values.shape[-1:]
+    if not (plain and covered(values, gate)):
         return normed_gate(values, norm, gate, activation)
-    weight = norm.weight
     values, gate = with_dense_rows(values), with_dense_rows(gate)
     if recorded(values, weight, gate):
         return TritonNormedGate.apply(values, weight, gate, norm.eps)
     return normed_gate_forward(values, weight, gate, norm.eps)
-
-
-def is_row(weight: Tensor, values: Tensor) -> bool:
-    """Returns whether a kernel can read one number of the weight for each number in a row of the values."""
-    plain = type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous() and weight.device == values.device
-    return plain and weight.shape == values.shape[-1:]

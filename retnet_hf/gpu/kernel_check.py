@@ -94,7 +94,11 @@ def difference(
         for sample, right in zip(samples, exact):
             for _ in range(2):  # `launch` treats the first launch of a kernel in another way
                 found = sample.results(kernels, device, dtype)
-                errors = {name: relative_error(found[name], right[name]) for name in right}
+                errors = {}  # largest differences, as fractions of the largest value: of the same head in (1, H, ., .)
+                for name, expected in right.items():
+                    others = (0, 2, 3) if expected.dim() == 4 else tuple(range(expected.dim()))
+                    differences = (found[name].detach().cpu().double() - expected.detach()).abs().amax(others)
+                    errors[name] = float((differences / expected.detach().abs().amax(others)).max())
                 worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
                 if not errors[worst] <= ALLOWED[dtype]:
                     return f"{worst} differs by {errors[worst]:.2g} of its largest value"
@@ -184,10 +188,3 @@ class Sample:
         if self.bidirectional:
             return bidirectional_retention(query, key, value, log_decay, form="parallel"), None
         return retention(query, key, value, log_decay, form="parallel")
-
-
-def relative_error(found: Tensor, exact: Tensor) -> float:
-    """Returns the largest difference, as a fraction of the largest value: of the same head in tensors (1, H, ., .)."""
-    found, exact = found.detach().cpu().double(), exact.detach()
-    others = (0, 2, 3) if exact.dim() == 4 else tuple(range(exact.dim()))
-    return float(((found - exact).abs().amax(others) / exact.abs().amax(others)).max())

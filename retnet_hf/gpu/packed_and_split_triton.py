@@ -5,8 +5,6 @@ A first scan of each part finds what it adds to the state. The states before all
 outputs are computed as for whole sequences, which takes most of the time. Shapes as in these two files.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -60,22 +58,13 @@ def chunks_triton(
 
 
 class SplitRetention(torch.autograd.Function):
-    """Computes retention of stacked segments, as `SplitChunks`. Saves the operands and the states before the segments."""
+    """Computes retention of stacked segments, as `SplitChunks`. Saves the operands and the states before the segments.
+
+    `exchange` is a `retention_split.Exchange`.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        initial_state: Tensor | None,
-        log_decay: Tensor,
-        mask: Tensor | None,
-        reset: Tensor | None,
-        chunk_size: int,
-        exchange: Any,  # retention_split.Exchange
-        with_final: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx, query, key, value, initial_state, log_decay, mask, reset, chunk_size, exchange, with_final):
         scan, _, keys, values, _ = prepare(query, key, value, log_decay, None, mask, reset, chunk_size)
         written = scan_states(scan, keys, values)[1]
         before, final = exchange.states(written, initial_state, with_final)()
@@ -86,7 +75,7 @@ class SplitRetention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, output_gradient: Tensor, final_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx, output_gradient, final_gradient):
         exchange, final_gradient = ctx.exchange, final_gradient if ctx.with_final else None
         with without_autocast(output_gradient.device.type):
             scan, query, key, value, before = prepare(*ctx.saved_tensors, ctx.chunk_size)

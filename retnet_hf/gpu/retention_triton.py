@@ -28,7 +28,7 @@ On sm_90, the kernels use 194 to 255 registers and at most 197 kB; on sm_80, 128
 import functools
 import os
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -341,9 +341,11 @@ class Scan(NamedTuple):
     dtype: torch.dtype  # dtype of the operands of products
     precision: str
 
-    def options(self) -> dict:
-        kinds = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
-        return {"MARKED": self.layout is not None, "DTYPE": kinds[self.dtype], "PRECISION": self.precision}
+    def options(self, tiles: Tiles) -> dict[str, Any]:
+        dtype = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}[self.dtype]
+        options = {"MARKED": self.layout is not None, "DTYPE": dtype, "PRECISION": self.precision, "C": tiles.chunk}
+        options |= {"TILE_K": tiles.inner, "TILE_V": tiles.columns, "num_warps": tiles.warps, "num_stages": tiles.stages}
+        return options
 
 
 def token_layout(mask: Tensor | None, reset: Tensor | None, batch: int) -> Tensor | None:
@@ -407,12 +409,7 @@ def processors_of(device: torch.device) -> int:
 
 
 def scan_states(
-    scan: Scan,
-    key: Tensor,
-    value: Tensor,
-    initial: Tensor | None = None,
-    final_dtype: torch.dtype = torch.float32,
-    backward: bool = False,
+    scan: Scan, key: Tensor, value: Tensor, initial: Tensor | None = None, final_dtype=torch.float32, backward: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Returns the state before each chunk, (B, M, N, K, V), and after the last chunk, (B, M, K, V).
 
@@ -431,27 +428,13 @@ def scan_states(
     final = key.new_empty(batch, matrices, key_dim, value_dim, dtype=final_dtype)
     sums = key.new_empty(batch, matrices, segments, key_dim, value_dim, dtype=torch.float32) if segments > 1 else final
     layout, start = (final if tensor is None else tensor for tensor in (scan.layout, initial))
+    tensors = key, value, scan.log_decay, layout, start, sums, states, final
+    numbers = batch, length, chunks, chunks_in_segment, *key.stride()[:3], *value.stride()[:3]
+    options = {"M": matrices, "READERS": max(1, heads // matrices), "SHARING": max(1, matrices // heads), "K": key_dim}
+    options |= {"V": value_dim, "BACKWARD": backward, "HAS_INITIAL": initial is not None, **scan.options(tiles)}
     for sums_only in (True, False) if segments > 1 else (False,):
-        launch(
-            states_kernel,
-            of_state * segments * batch * matrices,
-            (key, value, scan.log_decay, layout, start, sums, states, final),
-            (batch, length, chunks, chunks_in_segment, *key.stride()[:3], *value.stride()[:3]),
-            M=matrices,
-            READERS=max(1, heads // matrices),
-            SHARING=max(1, matrices // heads),
-            K=key_dim,
-            V=value_dim,
-            C=scan.chunk_size,
-            TILE_K=tiles.inner,
-            TILE_V=tiles.columns,
-            BACKWARD=backward,
-            SUMS_ONLY=sums_only,
-            HAS_INITIAL=initial is not None,
-            **scan.options(),
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
-        )
+        programs = of_state * segments * batch * matrices
+        launch(states_kernel, programs, tensors, numbers, **options, SUMS_ONLY=sums_only)
     return states, final
 
 
@@ -482,27 +465,12 @@ def read_states(
     output = value.new_empty(batch, heads, length, value_dim, dtype=torch.float32) if shared else result
     after, layout = (states if tensor is None else tensor for tensor in (others, scan.layout))
     strides = [stride for tensor in (query, key, value, output) for stride in tensor.stride()[:3]]
-    launch(
-        read_kernel,
-        cdiv(value_dim, tiles.columns) * chunks * batch * heads,
-        (query, key, value, states, after, scan.log_decay, layout, output),
-        (batch, length, chunks, *strides),
-        HEADS=heads,
-        QUERY_SHARING=heads // groups if backward else 1,
-        KEY_SHARING=1 if backward else heads // groups,
-        HEADS_OF_MATRIX=heads // matrices,
-        K=key_dim,
-        V=value_dim,
-        C=scan.chunk_size,
-        TILE_K=tiles.inner,
-        TILE_V=tiles.columns,
-        BACKWARD=backward,
-        BOTH=others is not None,
-        TRANSPOSED=transposed,
-        **scan.options(),
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
+    tensors = query, key, value, states, after, scan.log_decay, layout, output
+    of_query, of_key = (heads // groups, 1) if backward else (1, heads // groups)
+    options = {"HEADS": heads, "QUERY_SHARING": of_query, "KEY_SHARING": of_key, "HEADS_OF_MATRIX": heads // matrices}
+    options |= {"K": key_dim, "V": value_dim, "BACKWARD": backward, "BOTH": others is not None, "TRANSPOSED": transposed}
+    programs = cdiv(value_dim, tiles.columns) * chunks * batch * heads
+    launch(read_kernel, programs, tensors, (batch, length, chunks, *strides), **options, **scan.options(tiles))
     return result.copy_(output.unflatten(1, (groups, -1)).sum(2)) if shared else result
 
 
@@ -633,7 +601,7 @@ def by_pytorch(
     return retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", chunk_size)
 
 
-def check_shapes(query, key, value, log_decay, initial_state, mask, reset) -> None:
+def check_shapes(query, key, value, log_decay, initial_state, mask=None, reset=None, is_step=False) -> None:
     """Raises RuntimeError if shapes do not match, since a kernel would read past the end of an operand."""
     (batch, heads, length, key_dim), groups = query.shape, key.shape[1]
     matrices = state_heads(query, key, log_decay.numel())
@@ -652,6 +620,8 @@ def check_shapes(query, key, value, log_decay, initial_state, mask, reset) -> No
     for name, marks in (("mask", mask), ("reset", reset)):
         if marks is not None:
             check(name, marks, (1 if marks.shape[0] == 1 else batch, length))
+    if is_step and length != 1:
+        raise RuntimeError(f"a step has one token, got {length}.")
 
 
 def prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size):
@@ -745,7 +715,7 @@ def recurrent_step_operator(
 
 @recurrent_step_operator.register_fake
 def _shape_of_step(query, key, value, decay, write_mask, state):
-    check_step(query, key, value, decay, state)
+    check_shapes(query, key, value, decay[0].flatten(), state, is_step=True)
     return state.new_empty(query.shape[0], query.shape[1], 1, value.shape[-1])
 
 
@@ -765,37 +735,22 @@ def recurrent_step_triton_(
     return output if decay.write_mask is None else output * decay.write_mask, state
 
 
-def check_step(query, key, value, decay, state) -> None:
-    """Raises RuntimeError if the shapes of a step of one token do not match."""
-    check_shapes(query, key, value, decay[0].flatten(), state, None, None)
-    if query.shape[2] != 1:
-        raise RuntimeError(f"a step has one token, got {query.shape[2]}.")
-
-
 def launch_step(query, key, value, decay, write_mask, state, places: Tensor | None = None) -> Tensor:
     """Computes `recurrent_step_operator`. Sequence b has row places[b] of the state, (B,) int64, or row b if None."""
-    check_step(query, key, value, decay, state if places is None else state[: len(places)])
+    own = state if places is None else state[: len(places)]
+    check_shapes(query, key, value, decay[0].flatten(), own, is_step=True)
     places = None if places is None else places.contiguous()
     query, key, value = (with_dense_rows(tensor) for tensor in (query, key, value))
     (batch, heads, _, key_dim), value_dim, matrices = query.shape, value.shape[-1], state.shape[1]
     output = state.new_empty(batch, heads, 1, value_dim)
     tiles = step_tiles(key_dim, value_dim)
     strides = *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], 0 if decay.shape[0] == 1 else decay.stride(0)
-    launch(
-        step_kernel,
-        cdiv(value_dim, tiles["TILE_V"]) * batch * matrices,
-        (query, key, value, decay, *(state if tensor is None else tensor for tensor in (write_mask, places)), state, output),
-        (state.shape[0], *strides, *state.stride()[:3]),
-        M=matrices,
-        READERS=heads // matrices,
-        SHARING=matrices // key.shape[1],
-        K=key_dim,
-        V=value_dim,
-        **tiles,
-        HAS_MASK=write_mask is not None,
-        HAS_PLACES=places is not None,
-        num_warps=8,
-    )
+    given = (state if tensor is None else tensor for tensor in (write_mask, places))
+    tensors, numbers = (query, key, value, decay, *given, state, output), (state.shape[0], *strides, *state.stride()[:3])
+    sizes = {"M": matrices, "READERS": heads // matrices, "SHARING": matrices // key.shape[1], "K": key_dim, "V": value_dim}
+    given = {"HAS_MASK": write_mask is not None, "HAS_PLACES": places is not None}
+    programs = cdiv(value_dim, tiles["TILE_V"]) * batch * matrices
+    launch(step_kernel, programs, tensors, numbers, **sizes, **tiles, **given, num_warps=8)
     return output
 
 

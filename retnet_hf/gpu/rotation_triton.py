@@ -93,19 +93,10 @@ def rotate_once(query: Tensor, key: Tensor, of_query: Angles, of_key: Angles, ba
     angles = [turn.contiguous() for turn in (*of_query, *of_key)]
     rotated = empty_rows(query, heads, query.dtype), empty_rows(key, groups, key.dtype)
     strides = [stride for tensor in (query, key, *rotated) for stride in tensor.stride()[:3]]
-    launch(
-        rotation_kernel,
-        cdiv(length, TOKENS_OF_TILE) * batch * (heads + groups),
-        (query, key, *angles, *rotated),
-        (length, batch, *strides, *(0 if cos.shape[0] == 1 else cos.stride(0) for cos in angles[::2])),
-        H=heads,
-        G=groups,
-        HALF=size // 2,
-        TILE=next_power_of_2(size // 2),
-        TOKENS=TOKENS_OF_TILE,
-        BACK=back,
-        num_warps=WARPS,
-    )
+    strides += [0 if cos.shape[0] == 1 else cos.stride(0) for cos in angles[::2]]
+    sizes = {"H": heads, "G": groups, "HALF": size // 2, "TILE": next_power_of_2(size // 2), "TOKENS": TOKENS_OF_TILE}
+    tensors, programs = (query, key, *angles, *rotated), cdiv(length, TOKENS_OF_TILE) * batch * (heads + groups)
+    launch(rotation_kernel, programs, tensors, (length, batch, *strides), **sizes, BACK=back, num_warps=WARPS)
     return rotated
 
 

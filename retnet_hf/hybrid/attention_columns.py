@@ -21,14 +21,10 @@ from ..ops.retention_forms import needs_autograd
 
 
 class AttentionSpan(NamedTuple):
-    """The tokens of its document that a token sees.
+    """The tokens of its document that a token sees."""
 
-    Attributes:
-        window: how many of the last tokens, itself included; None for all. sinks: how many of the first tokens in addition.
-    """
-
-    window: int | None = None
-    sinks: int = 0
+    window: int | None = None  # how many of the last tokens, itself included; None for all
+    sinks: int = 0  # how many of the first tokens in addition
 
     @classmethod
     def of(cls, config: PreTrainedConfig, kind: str) -> "AttentionSpan":

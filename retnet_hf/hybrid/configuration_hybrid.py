@@ -22,11 +22,8 @@ SOFTMAX_EVERY = 8  # layers from one layer of softmax attention to the next, in 
 def fields_of(content: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of a config.json of any supported family, under the names used here.
 
-    Args:
-        options: keyword arguments of `from_pretrained`. `slope_offset` is taken from them.
-
-    Raises:
-        ValueError: for an option that changes what the model computes and has no counterpart here.
+    `slope_offset` is taken from `options`, the keyword arguments of `from_pretrained`. Raises ValueError for an option that
+    changes what the model computes and has no counterpart here.
     """
     if "slope_offset" in options:
         content = content | {"slope_offset": options.pop("slope_offset")}
@@ -338,5 +335,3 @@ class RetNetHybridConfig(RetNetConfig):
 
 OF_HYBRIDS |= {name: getattr(RetNetHybridConfig, name) for name in RetNetHybridConfig.__annotations__}
 OF_HYBRIDS["router_aux_loss_coef"] = 0.0
-
-__all__ = ["RetNetHybridConfig"]

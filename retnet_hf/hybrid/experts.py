@@ -4,17 +4,11 @@
 Shapes in comments: N tokens, E experts, X experts of a token, D hidden size.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
-
-from ..modules.layers import init_by_inputs
 
 
 class Router(nn.Module):
@@ -89,30 +83,3 @@ class MixtureOfExperts(nn.Module):
         _, weights, experts = self.router(rows)
         output = self.experts(rows, experts, weights.to(rows.dtype)).view_as(hidden_states)
         return output if self.shared is None else output + self.shared(hidden_states)
-
-
-def init_experts(module: nn.Module, config: PreTrainedConfig) -> None:
-    for weight in module.parameters(recurse=False):
-        if config.initialization == "fan_in":
-            init_by_inputs(weight)
-        else:
-            init.normal_(weight, std=config.initializer_range)
-    if getattr(module, "bias", None) is not None:
-        init.zeros_(module.bias)
-
-
-def loss_and_routing(
-    config: PreTrainedConfig, loss: Tensor | None, logits: tuple[Tensor, ...] | None, attention_mask: Tensor | None
-) -> tuple[Tensor | None, dict[str, Any]]:
-    """Returns the loss plus the weighted loss of unbalanced routing, and the fields that a mixture adds to the outputs.
-
-    That loss (arXiv 2101.03961, equations 4 to 6) reads the logits (N, E) of all layers, for N = B T new tokens.
-    """
-    if not logits:  # not recorded, or there are no experts
-        return loss, {}
-    if attention_mask is not None:
-        attention_mask = attention_mask[:, -(len(logits[0]) // len(attention_mask)) :]
-    unbalanced = load_balancing_loss_func(logits, config.num_experts, config.num_experts_per_tok, attention_mask)
-    if loss is not None:
-        loss = loss + config.router_aux_loss_coef * unbalanced.to(loss.device)
-    return loss, {"router_logits": logits, "aux_loss": unbalanced}

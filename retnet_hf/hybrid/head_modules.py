@@ -6,7 +6,6 @@ Shapes in comments: B batch, T tokens, H heads, K key size, V value size.
 
 import torch
 from torch import Tensor, nn
-from transformers import initialization as init
 
 from ..ops.gradients import rms_norm
 
@@ -47,11 +46,6 @@ class LearnedRotation(ModuleOfHeads):
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__()
         self.angle = nn.Parameter(torch.zeros(heads, head_dim))
-
-    def initialize(self) -> None:
-        """Sets the angles to the angles of rotary embeddings for heads of twice the size."""
-        size = self.angle.shape[-1]
-        init.copy_(self.angle, 10000 ** (-torch.arange(size) / size).expand_as(self.angle))
 
     def forward(self, vectors: Tensor, position: Tensor) -> Tensor:
         """Returns (B, H, T, 2 K), float32 or wider, from this rank's heads (B, H, T, K) and positions (B|1, T)."""

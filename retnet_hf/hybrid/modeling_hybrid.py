@@ -12,15 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.integrations import use_experts_implementation
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import OutputRecorder
 
-from ..modules.layers import RetNetRMSNorm
+from ..modules.layers import RetNetRMSNorm, init_by_inputs
 from ..ops.gradients import gated
 from ..ops.plan import HALF_PRECISION, Plan, Rotation
 from ..retnet.modeling_retnet import (
@@ -37,11 +39,12 @@ from ..retnet.modeling_retnet import (
     RetNetRotaryEmbedding,
     RetNetTokenMixer,
 )
+from ..state.retention_state import first_in_use
 from .configuration_hybrid import RetNetHybridConfig
-from .experts import Experts, MixtureOfExperts, Router, init_experts, loss_and_routing
+from .experts import Experts, MixtureOfExperts, Router
 from .head_modules import GroupRMSNorm, LearnedRotation
 from .latent_attention import RetNetLatentAttention
-from .softmax_attention import AttentionOfState, AttentionPlan, attention_plans
+from .softmax_attention import AttentionOfState, AttentionPlan
 
 
 class RetNetHybridRetention(RetNetRetention):
@@ -49,12 +52,10 @@ class RetNetHybridRetention(RetNetRetention):
 
     def __init__(self, config: RetNetHybridConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        heads, eps, affine = config.num_attention_heads, config.head_norm_eps, config.head_norm_affine
+        heads, affine = config.num_attention_heads, config.head_norm_affine
         self.value_act = nn.Identity() if config.value_act is None else ACT2FN[config.value_act]
-        self.learned_rotation = None
-        if layer_idx in (config.learned_rotary_layers or ()):
-            self.learned_rotation = LearnedRotation(heads, self.head_dim)
-        eps = eps or config.rms_norm_eps
+        learned, eps = layer_idx in (config.learned_rotary_layers or ()), config.head_norm_eps or config.rms_norm_eps
+        self.learned_rotation = LearnedRotation(heads, self.head_dim) if learned else None
         if config.head_norm_groups is not None:
             self.head_norm = GroupRMSNorm(config.head_norm_groups, heads * self.value_head_dim, eps, affine)
         elif config.use_head_norm:
@@ -149,10 +150,17 @@ class RetNetHybridPreTrainedModel(RetNetPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, LearnedRotation):
-            module.initialize()
+        if isinstance(module, LearnedRotation):  # to the angles of rotary embeddings for heads of twice the size
+            size = module.angle.shape[-1]
+            init.copy_(module.angle, 10000 ** (-torch.arange(size) / size).expand_as(module.angle))
         elif isinstance(module, (Router, Experts)):
-            init_experts(module, self.config)
+            for weight in module.parameters(recurse=False):
+                if self.config.initialization == "fan_in":
+                    init_by_inputs(weight)
+                else:
+                    init.normal_(weight, std=self.config.initializer_range)
+            if getattr(module, "bias", None) is not None:
+                init.zeros_(module.bias)
 
 
 class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
@@ -180,15 +188,7 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         if config.rotary_layers == "softmax_attention":
             self.rotary = None
 
-    def plan(
-        self,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: Cache | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> list[Plan | AttentionPlan | AttentionOfState]:
+    def plan(self, inputs_embeds, attention_mask=None, position_ids=None, cache=None, *args: Any, **kwargs: Any) -> list:
         """Returns the plan of each layer for a call. Layers of one type share a plan. Arguments as in `RetNetModel.plan`."""
         config, (batch, _, _), dtype = self.config, inputs_embeds.shape, inputs_embeds.dtype
         [retention, *_] = plans = super().plan(inputs_embeds, attention_mask, position_ids, cache, *args, **kwargs)
@@ -198,9 +198,14 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         if retention.layout.continues:
             others = dict.fromkeys(config.layer_types, AttentionOfState(rotation()))
         else:
-            asked, layers = kwargs.get("output_attentions"), None if cache is None else cache.layers
+            asked, others = kwargs.get("output_attentions"), {}
             maps = config.output_attentions if asked is None else asked
-            others = attention_plans(config, retention.layout, batch, dtype, rotation, layers, maps)
+            for kind in sorted(set(config.layer_types) - {"linear_attention"}):
+                layers = (
+                    [] if cache is None else [pair[0] for pair in zip(cache.layers, config.layer_types) if pair[1] == kind]
+                )
+                state = first_in_use(layers) if layers else None
+                others[kind] = AttentionPlan(config, retention.layout, batch, dtype, rotation, kind, state, maps)
         plans = others | {"linear_attention": retention}
         return [plans[kind] for kind in config.layer_types]
 
@@ -243,8 +248,18 @@ class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
     def outputs_of(
         self, outputs: MoeModelOutputWithPast, loss: Tensor | None, logits: Tensor | None, attention_mask: Tensor | None
     ) -> MoeCausalLMOutputWithPast:
-        """Returns the outputs of `forward`. The loss of unbalanced routing is added to the loss of the labels."""
-        loss, routing = loss_and_routing(self.config, loss, outputs.router_logits, attention_mask)
+        """Returns the outputs of `forward`. The loss of unbalanced routing is added to the loss of the labels.
+
+        It is that of arXiv 2101.03961, equations 4 to 6.
+        """
+        config, logits_of_layers, routing = self.config, outputs.router_logits, {}
+        if logits_of_layers:  # recorded, in a model with experts: (N, E) for each layer, for N = B T new tokens
+            if attention_mask is not None:
+                attention_mask = attention_mask[:, -(len(logits_of_layers[0]) // len(attention_mask)) :]
+            experts = config.num_experts, config.num_experts_per_tok
+            unbalanced = load_balancing_loss_func(logits_of_layers, *experts, attention_mask)
+            loss = None if loss is None else loss + config.router_aux_loss_coef * unbalanced.to(loss.device)
+            routing = {"router_logits": logits_of_layers, "aux_loss": unbalanced}
         return MoeCausalLMOutputWithPast(**super().outputs_of(outputs, loss, logits, attention_mask), **routing)
 
 
@@ -270,14 +285,3 @@ class RetNetHybridForQuestionAnswering(RetNetHybridPreTrainedModel, RetNetForQue
     """A hybrid that marks the span of an answer."""
 
     model_class = RetNetHybridModel
-
-
-__all__ = [
-    "RetNetHybridForCausalLM",
-    "RetNetHybridForMaskedLM",
-    "RetNetHybridForQuestionAnswering",
-    "RetNetHybridForSequenceClassification",
-    "RetNetHybridForTokenClassification",
-    "RetNetHybridModel",
-    "RetNetHybridPreTrainedModel",
-]

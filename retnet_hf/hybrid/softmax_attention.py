@@ -20,7 +20,7 @@ from ..modules.layers import eager_attention_forward
 from ..ops.layout import Layout, OnDevice
 from ..ops.plan import Rotation
 from ..ops.retention_forms import needs_autograd
-from ..state.retention_state import STATE_LAYERS, StateLayer, first_in_use
+from ..state.retention_state import STATE_LAYERS, StateLayer
 from .attention_columns import (
     AttentionSpan,
     Columns,
@@ -39,14 +39,8 @@ from .attention_columns import (
 # On a CPU, smaller blocks cost little overhead: a layer with a window of 64 takes half the time.
 QUERIES_AT_A_TIME, QUERIES_ON_CPU = 1024, 128
 EVERYTHING = AttentionSpan()
-
-
-class Reading(NamedTuple):
-    """Columns of a state after it reads new tokens."""
-
-    columns: Columns  # old and new columns
-    stored: Columns  # the columns that the state keeps
-    places: Tensor | None  # their indices, from `kept_columns`
+# All columns of a state after it reads new tokens, those that it keeps, and the indices of these from `kept_columns`.
+Reading = tuple[Columns, Columns, Tensor | None]
 
 
 class AttentionStateLayer(StateLayer):
@@ -86,7 +80,7 @@ class AttentionStateLayer(StateLayer):
         """Returns the columns after new tokens are read. The result holds for all layers of this type."""
         tokens, columns = columns.count.shape[1], self.columns.followed_by(columns) if self.is_initialized else columns
         removable = self._recorded + tokens if self.record_past else 0
-        return Reading(columns, *kept_columns(columns, self.reach, removable))
+        return columns, *kept_columns(columns, self.reach, removable)
 
     def update(self, key_states: Tensor, value_states: Tensor, reading: Reading) -> tuple[Tensor, Tensor]:
         """Stores new keys (B, G, T, K) and values (B, G, T, V), and returns keys and values of all columns they may see."""
@@ -97,9 +91,9 @@ class AttentionStateLayer(StateLayer):
         else:
             self.lazy_initialization(key_states)
         self._recorded += key_states.shape[2] if self.record_past else 0
-        self.document, self.count, self.position = reading.stored
-        self.keys, self.values = (chosen(numbers, 2, reading.places) for numbers in (keys, values))
-        self.next_position = reading.columns.next_position[:, -1].clone()
+        columns, (self.document, self.count, self.position), places = reading
+        self.keys, self.values = (chosen(numbers, 2, places) for numbers in (keys, values))
+        self.next_position = columns.next_position[:, -1].clone()
         self.cumulative_length = self.cumulative_length + key_states.shape[2]
         return keys, values
 
@@ -143,12 +137,11 @@ class AttentionStateLayer(StateLayer):
             self.document = self.document.masked_fill(rows.to(self.document.device)[:, None], -1)  # columns of absent tokens
 
 
-STATE_LAYERS |= {
-    "full_attention": lambda config, layer: AttentionStateLayer(EVERYTHING, config.mixer_sizes(layer)[1:]),
-    "sliding_attention": lambda config, layer: AttentionStateLayer(
-        AttentionSpan.of(config, "sliding_attention"), config.mixer_sizes(layer)[1:]
-    ),
-}
+def _new_layer(config: PreTrainedConfig, layer: int) -> AttentionStateLayer:
+    return AttentionStateLayer(AttentionSpan.of(config, config.layer_types[layer]), config.mixer_sizes(layer)[1:])
+
+
+STATE_LAYERS |= {"full_attention": _new_layer, "sliding_attention": _new_layer}
 
 
 class Block(NamedTuple):
@@ -190,6 +183,7 @@ class AttentionPlan(OnDevice):
     ) -> None:
         self.rotate, self.reach = rotation(), AttentionSpan.of(config, kind)
         self.implementation = "eager" if output_maps else config._attn_implementation
+        self.is_flash = "flash" in (self.implementation or "")
         past = None if state is None else state.columns
         columns = columns_of(layout, batch, past)
         self.reading = None if state is None else state.reads(columns)
@@ -197,7 +191,7 @@ class AttentionPlan(OnDevice):
         length = columns.count.shape[1]
         at_a_time = QUERIES_ON_CPU if columns.count.device.type == "cpu" else QUERIES_AT_A_TIME
         size = length if whole else max(at_a_time, self.reach.window)
-        keys = columns if past is None else self.reading.columns
+        keys = columns if past is None else self.reading[0]
         most = config.attention_max_length
         if most is not None and self.reach.window is None and keys.count.shape[1] > most:
             raise ValueError(
@@ -213,11 +207,6 @@ class AttentionPlan(OnDevice):
             if needs_autograd() or bool(excess.any()):  # compilers and transforms cannot read values
                 self.rotate = SinkRotation(self.rotate, rotation(position=layout.position - excess))
                 self.halves = key_halves(sinks, dtype)
-
-    @property
-    def is_flash(self) -> bool:
-        """Returns whether the implementation is a flash attention."""
-        return "flash" in (self.implementation or "")
 
     def _blocks(
         self, columns: Columns, keys: Columns, sinks: Tensor | None, causal: bool, size: int, dtype: torch.dtype
@@ -293,25 +282,3 @@ class AttentionOfState(OnDevice):
     def attend(self, module, query, key, value, past, scaling, **kwargs) -> tuple[Tensor, None]:
         """Returns the output of the state's attention, and None instead of weights."""
         return past.attend(query, key, value), None
-
-
-def attention_plans(
-    config: PreTrainedConfig,
-    layout: Layout,
-    batch: int,
-    dtype: torch.dtype,
-    rotation: Callable[..., Rotation],
-    layers: list[StateLayer] | None,
-    output_maps: bool = False,
-) -> dict[str, AttentionPlan]:
-    """Returns an `AttentionPlan` for each type of softmax attention in `config.layer_types`. `layers`: their states."""
-    plans = {}
-    for kind in sorted(set(config.layer_types) - {"linear_attention"}):
-        state = None
-        if layers is not None:
-            state = first_in_use([layer for layer, own in zip(layers, config.layer_types) if own == kind])
-        plans[kind] = AttentionPlan(config, layout, batch, dtype, rotation, kind, state, output_maps)
-    return plans
-
-
-__all__ = ["AttentionStateLayer"]

@@ -18,17 +18,11 @@ WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")  
 
 
 def checked_call(
-    layer: nn.Module,
-    kind: type,
-    size: int,
-    state: "StreamState | RetNetState | ConvolutionState | None",
-    hidden_states: Tensor,
-    mask: Tensor | None = None,
-    documents: Tensor | None = None,
+    layer: nn.Module, kind: type, size: int, state: Any, hidden_states: Tensor, *marks: Tensor | None
 ) -> tuple[Any, Tensor]:
     """Returns the layer's part of the state, a `kind` or None, and the hidden states with zeros for absent tokens.
 
-    Raises the errors of the layer's `forward`. `size` is D of hidden states (B, T, D).
+    Raises the errors of the layer's `forward`. `size` is D of hidden states (B, T, D). `marks` are mask and documents.
     """
     own = state[layer] if isinstance(state, StreamState) else state
     if own is not None and not isinstance(own, kind):
@@ -37,7 +31,8 @@ def checked_call(
         shape = tuple(hidden_states.shape)
         raise ValueError(f"hidden_states must be (batch, tokens, {size}), with at least one token, got {shape}.")
     expected = tuple(hidden_states.shape[:2])
-    for name, given in (("mask", mask), ("documents", documents)):
+    mask = marks[0]
+    for name, given in zip(("mask", "documents"), marks):
         if given is not None and given.shape != expected:
             raise ValueError(f"{name} must be (batch, tokens), {expected} here, got {tuple(given.shape)}.")
     if mask is not None and mask.is_floating_point():
@@ -203,6 +198,3 @@ class StreamState(LayerStates):
             raise ValueError(f"{path} was saved by a model with other weights. other_weights=True loads it all the same.")
         state._mark = mark if is_same else STALE_MARK
         return state
-
-
-__all__ = ["StreamState"]

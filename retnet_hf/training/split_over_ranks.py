@@ -84,6 +84,3 @@ def _context_of(group: Any, order: str) -> Context:
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}.")
     return Context(group, order)
-
-
-__all__ = ["context_parallel", "shard_sequence"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import IterableDataset, get_worker_info
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import PreTrainedModel
 
@@ -179,37 +179,35 @@ class CarryState(TrainerCallback):
                 f"TokenStreams was made for batch_size {dataset.batch_size} and {streams // dataset.batch_size} processes, "
                 f"but the Trainer runs with {batch_size} and {args.world_size}. Create it with the Trainer's numbers."
             )
-        self._remove_hooks()
+        self.on_step_end()
         first = args.process_index * batch_size
         self.state, self._own = None, dataset.streams[first : first + batch_size]
-        if _is_within_epoch(state):
+        if (state.epoch or 0.0) % 1:  # Trainer counts epochs with their fraction
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            whole = self._load(folder, model)
+            any_file = next(folder.glob(f"{Path(self.FILE).stem}*"), None)
+            if any_file is None:
+                raise ValueError(f"{folder} has no {self.FILE}, so it was not written by a run with CarryState.")
+            processes = re.search(r"-of-(\d+)", any_file.name)  # of the run that wrote it
+            files = self._files_of(folder, int(processes[1]) if processes else 1)
+            parts = [RetNetState.load(file, model.config, model.device, other_weights=True) for file in files]
+            whole = RetNetState.concatenate(parts)
             if whole.layers[0].batch_size != streams:
                 raise ValueError(f"{folder} has the state of {whole.layers[0].batch_size} rows, but this run has {streams}.")
             self.state = whole.select(list(range(first, first + batch_size)))
 
-    def _load(self, folder: Path, model: nn.Module) -> RetNetState:
-        any_file = next(folder.glob(f"{Path(self.FILE).stem}*"), None)
-        if any_file is None:
-            raise ValueError(f"{folder} has no {self.FILE}, so it was not written by a run with CarryState.")
-        processes = re.search(r"-of-(\d+)", any_file.name)  # of the run that wrote it
-        files = self._files_of(folder, int(processes[1]) if processes else 1)
-        return RetNetState.concatenate(
-            [RetNetState.load(file, model.config, model.device, other_weights=True) for file in files]
-        )
-
     def on_epoch_begin(self, args, state, control, **kwargs) -> None:
-        if not _is_within_epoch(state):  # a resumed run continues within an epoch, with the loaded state
+        if not (state.epoch or 0.0) % 1:  # a resumed run continues within an epoch, with the loaded state
             self.state = None
 
     def on_step_begin(self, args, state, control, model: nn.Module = None, **kwargs) -> None:
-        self._remove_hooks()
+        self.on_step_end()
         passing = model.register_forward_pre_hook(self._pass_state, with_kwargs=True)
         self._hooks = [passing, model.register_forward_hook(self._store_state)]
 
-    def on_step_end(self, args, state, control, **kwargs) -> None:
-        self._remove_hooks()
+    def on_step_end(self, *event, **kwargs) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def on_save(self, args, state, control, **kwargs) -> None:
         if self.state is None:
@@ -229,13 +227,8 @@ class CarryState(TrainerCallback):
         return several if processes > 1 else [whole]
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
-        self._remove_hooks()
+        self.on_step_end()
         self.state = None
-
-    def _remove_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
 
     def _pass_state(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         self.state = RetNetState(model.config) if self.state is None else self.state
@@ -251,10 +244,3 @@ class CarryState(TrainerCallback):
 
     def _store_state(self, model: nn.Module, args: tuple, outputs) -> None:
         self.state = self.state.clone()
-
-
-def _is_within_epoch(state: TrainerState) -> bool:
-    return (state.epoch or 0.0) % 1 > 0  # Trainer counts epochs with their fraction
-
-
-__all__ = ["CarryState", "StreamScore", "TokenStreams", "score_stream", "segments"]

@@ -176,6 +176,3 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         heads = self.num_attention_heads
         allowed = f"for each stage a list of one number in (0, 1] per head (num_attention_heads is {heads})"
         self._require(valid, "decay_schedule", allowed)
-
-
-__all__ = ["MetaFormerConfig"]

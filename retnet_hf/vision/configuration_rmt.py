@@ -145,6 +145,3 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         self._check("a name of transformers.activations.ACT2FN", "hidden_act", "projection_act")
         self._check("positive", "projection_size", "batch_norm_eps")
         self._require(self.rope_theta >= 1, "rope_theta", "1 or more")
-
-
-__all__ = ["RMTConfig"]

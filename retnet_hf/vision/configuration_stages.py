@@ -11,10 +11,11 @@ from ..arguments.checks import ConfigMixin
 class VisionConfigMixin(ConfigMixin, BackboneConfigMixin):
     """Names the outputs of the stem and the stages, and chooses a backbone's feature maps among them."""
 
-    def _name_stages(self, stages: int, kwargs: dict[str, Any]) -> None:
-        self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, stages + 1)]
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, self.num_hidden_layers + 1)]
         chosen = {name: kwargs.pop(name, None) for name in ("out_features", "out_indices")}
         self.set_output_features_output_indices(**chosen)
+        super().__post_init__(**kwargs)
 
 
 class StagedConfigMixin(VisionConfigMixin):
@@ -25,7 +26,6 @@ class StagedConfigMixin(VisionConfigMixin):
     def __post_init__(self, **kwargs: Any) -> None:
         for field in self._per_stage:
             setattr(self, field, list(getattr(self, field)))
-        self._name_stages(len(self.depths), kwargs)
         super().__post_init__(**kwargs)
 
     @property

@@ -129,7 +129,6 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         mlp_ratio = kwargs.pop("mlp_ratio", 4)
         if self.intermediate_size is None:
             self.intermediate_size = int(self.hidden_size * mlp_ratio)
-        self._name_stages(self.num_hidden_layers, kwargs)
         # Each rank computes all heads, since a norm may span them.
         plan = {"retention.o_proj": "rowwise_split_input", "mlp.fc1": "colwise", "mlp.fc2": "rowwise"}
         if not self.use_per_head_projections:
@@ -189,6 +188,3 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         self._check("positive", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
         self._check_decay_schedule()
         self._check_decay_range()
-
-
-__all__ = ["ViRConfig"]

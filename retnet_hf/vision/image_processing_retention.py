@@ -12,13 +12,7 @@ import PIL.Image
 from torch import Tensor
 from transformers.image_processing_backends import PilBackend, TorchvisionBackend
 from transformers.image_processing_utils import BatchFeature
-from transformers.image_utils import (
-    IMAGENET_DEFAULT_MEAN,
-    IMAGENET_DEFAULT_STD,
-    ImageInput,
-    PILImageResampling,
-    SizeDict,
-)
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageInput, PILImageResampling, SizeDict
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils import is_torchvision_available
 

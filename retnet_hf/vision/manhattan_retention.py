@@ -117,20 +117,21 @@ def recurrent_manhattan_retention(query: Tensor, key: Tensor, value: Tensor, log
     return output
 
 
-def tile_of_grid(query: Tensor, value: Tensor, tile_size: int | Tile | None) -> Tile:
-    """Returns rows and columns of a tile. Without `tile_size`, tiles fill the grid evenly."""
-    height, width, key_dim = query.shape[2:]
-    if tile_size is not None:
-        rows, columns = (tile_size, tile_size) if isinstance(tile_size, int) else tile_size
-        return min(rows, height), min(columns, width)
-    side = default_tile_size(key_dim, value.shape[-1])
-    return -(-height // max(1, round(height / side))), -(-width // max(1, round(width / side)))
+def whole_tiles(tile_size: int | Tile | None, dtype: torch.dtype, *operands: Tensor) -> tuple[Tile, list[Tensor]]:
+    """Returns rows and columns of a tile, and query, key, value and others (B, H, Y, X, F) with zeros up to whole tiles.
 
-
-def fill_tiles(tensor: Tensor, tile: Tile) -> Tensor:
-    """Pads (B, H, Y, X, F) with zeros below and on the right to whole tiles. Keys of zero add nothing to any token."""
-    rows, columns = (-length % size for length, size in zip(tensor.shape[2:4], tile))
-    return pad(tensor, (0, 0, 0, columns, 0, rows)) if rows or columns else tensor
+    Keys of zero add nothing to any token. Without `tile_size`, tiles fill the grid evenly.
+    """
+    height, width, key_dim = operands[0].shape[2:]
+    if tile_size is None:
+        side = default_tile_size(key_dim, operands[2].shape[-1])
+        tile_size = -(-height // max(1, round(height / side))), -(-width // max(1, round(width / side)))
+    rows, columns = (tile_size, tile_size) if isinstance(tile_size, int) else tile_size
+    rows, columns = min(rows, height), min(columns, width)
+    missing, operands = (-height % rows, -width % columns), [operand.to(dtype) for operand in operands]
+    if any(missing):
+        operands = [pad(operand, (0, 0, 0, missing[1], 0, missing[0])) for operand in operands]
+    return (rows, columns), operands
 
 
 def in_each_tile(function: Callable[..., Sequence[Tensor]], tile: Tile, *tensors: Tensor) -> list[Tensor]:
@@ -186,10 +187,9 @@ def chunkwise_manhattan_retention(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, tile_size: int | Tile | None = None
 ) -> Tensor:
     """Computes the masked product in tiles, and states between them, in O(T) time and memory."""
-    height, width = query.shape[2:4]
-    dtype, tile = compute_dtype(query, key, value), tile_of_grid(query, value, tile_size)
+    (height, width), dtype = query.shape[2:4], compute_dtype(query, key, value)
+    tile, (query, key, value) = whole_tiles(tile_size, dtype, query, key, value)
     log_decay = log_decay.to(dtype)
-    query, key, value = (fill_tiles(tensor.to(dtype), tile) for tensor in (query, key, value))
     decay = grid_decay(log_decay, *tile)[:, None]
     within = in_each_tile(lambda q, k, v: [(q @ k.mT).mul_(decay) @ v], tile, query, key, value)
     [output] = add_other_tiles(within, [(query, False)], key, value, log_decay, tile)
@@ -215,9 +215,8 @@ class ChunkwiseManhattanRetention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         *operands, log_decay = ctx.saved_tensors
-        (height, width), dtype = gradient.shape[2:4], gradient.dtype
-        tile, log_decay = tile_of_grid(operands[0], operands[2], ctx.tile_size), log_decay.to(dtype)
-        query, key, value, gradient = (fill_tiles(tensor.to(dtype), tile) for tensor in (*operands, gradient))
+        (height, width), log_decay = gradient.shape[2:4], log_decay.to(gradient.dtype)
+        tile, (query, key, value, gradient) = whole_tiles(ctx.tile_size, gradient.dtype, *operands, gradient)
         decay = grid_decay(log_decay, *tile)[:, None]
 
         def gradients_within(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,6 +7,8 @@ Shapes in comments: B images, R rows and L columns of tokens, T = R · L tokens 
 V value size, C channels of a stage.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,8 +17,6 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs
 
 from ..modules.layers import HeadDecay, eager_attention_forward
 from ..ops.kernels import kernels_of_call, load_kernels
@@ -46,7 +46,7 @@ class MetaFormerPooling(nn.Module):
         size = config.pool_size
         self.pool = nn.AvgPool2d(size, stride=1, padding=size // 2, count_include_pad=False)
 
-    def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> tuple[Tensor, None]:
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
         mean = self.pool(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return mean - hidden_states, None
 
@@ -57,7 +57,7 @@ class MetaFormerIdentity(nn.Module):
     def __init__(self, config: MetaFormerConfig, stage: int) -> None:
         super().__init__()
 
-    def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> tuple[Tensor, None]:
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
         return hidden_states, None
 
 
@@ -94,13 +94,12 @@ class MetaFormerRetention(MetaFormerHeads):
         self.kernels = load_kernels("auto")
 
     def forward(
-        self, hidden_states: Tensor, output_attentions: bool | None = None, **kwargs: Unpack[TransformersKwargs]
+        self, hidden_states: Tensor, output_attentions: bool | None = None, **kwargs
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, R, L, C), and the retention map (B, H, T, T) if the call asks for it, else None."""
         query, key, value = self.project(hidden_states)
-        log_decay = self.decay(query.dtype, query.device)
-        output_maps = asks_for_maps(self.config, output_attentions)
-        output, maps = self.retain(query * self.scaling, key, value, log_decay, output_maps)  # (B, H, R, L, V)
+        operands = query * self.scaling, key, value, self.decay(query.dtype, query.device)
+        output, maps = self.retain(*operands, asks_for_maps(self.config, output_attentions))  # (B, H, R, L, V)
         if self.config.use_head_norm:
             output = F.rms_norm(output, output.shape[-1:], eps=self.config.layer_norm_eps)
         output = output.permute(0, 2, 3, 1, 4).flatten(3).to(hidden_states.dtype)
@@ -118,8 +117,7 @@ class MetaFormerRetention(MetaFormerHeads):
         sizes = heads, heads, heads, key_dim, value_dim, chunk_size, both_ways
         kernels = kernels_of_call(self.kernels, layout, query.dtype, sizes)
         options = {"with_final": False, "bidirectional": both_ways, "maps": output_maps, "kernels": kernels}
-        form = self.config.retention_form
-        plan = Plan(layout, None, 1.0, [log_decay], form, chunk_size, **options)
+        plan = Plan(layout, None, 1.0, [log_decay], self.config.retention_form, chunk_size, **options)
         output, _, maps = plan.compute(0, query, key, value)
         return output.unflatten(2, grid), maps
 
@@ -127,9 +125,7 @@ class MetaFormerRetention(MetaFormerHeads):
 class MetaFormerManhattanRetention(MetaFormerRetention):
     """Multi-scale retention over the grid of tokens."""
 
-    def retain(
-        self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, output_maps: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def retain(self, query, key, value, log_decay, output_maps):
         maps = manhattan_map(query, key, log_decay) if output_maps else None
         form = "parallel" if output_maps else self.config.retention_form
         return manhattan_retention(query, key, value, log_decay, form=form, scores=maps), maps
@@ -143,7 +139,7 @@ class MetaFormerAttention(MetaFormerHeads):
         self.is_causal = not config.bidirectional
 
     def forward(
-        self, hidden_states: Tensor, output_attentions: bool | None = None, **kwargs: Unpack[TransformersKwargs]
+        self, hidden_states: Tensor, output_attentions: bool | None = None, **kwargs
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, R, L, C), and the attention map (B, H, T, T) if the call asks for it, else None."""
         query, key, value = (tensor.flatten(2, 3) for tensor in self.project(hidden_states))  # (B, H, T, .)
@@ -185,7 +181,7 @@ class MetaFormerBlock(GradientCheckpointingLayer):
         self.mlp = FeedForward(size, int(config.mlp_ratio * size), config.hidden_act)
         self.mlp_branch = ResidualBranch(size, layer_scale, drop_path_rate)
 
-    def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         branch, _ = self.mixer(self.mixer_norm(hidden_states), **kwargs)
         hidden_states = self.mixer_branch(hidden_states, branch)
         return self.mlp_branch(hidden_states, self.mlp(self.mlp_norm(hidden_states)))
@@ -195,13 +191,9 @@ class MetaFormerPatchEmbedding(nn.Conv2d):
     """Overlapping patches at the start of a stage: (B, channels of the previous stage, rows, columns) -> (B, C, R, L)."""
 
     def __init__(self, config: MetaFormerConfig, stage: int = 0) -> None:
-        super().__init__(
-            config.hidden_sizes[stage - 1] if stage > 0 else config.num_channels,
-            config.hidden_sizes[stage],
-            kernel_size=config.patch_sizes[stage],
-            stride=config.strides[stage],
-            padding=config.padding[stage],
-        )
+        channels = config.hidden_sizes[stage - 1] if stage > 0 else config.num_channels
+        patch = config.patch_sizes[stage], config.strides[stage], config.padding[stage]
+        super().__init__(channels, config.hidden_sizes[stage], *patch)
 
 
 class MetaFormerStage(nn.Module):
@@ -213,7 +205,7 @@ class MetaFormerStage(nn.Module):
         rates = drop_path_rates(config.drop_path_rate, config.depths)[stage]
         self.blocks = nn.ModuleList([MetaFormerBlock(config, stage, rate) for rate in rates])
 
-    def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         if self.patch_embedding is not None:
             hidden_states = self.patch_embedding(hidden_states)
         hidden_states = hidden_states.permute(0, 2, 3, 1).contiguous()
@@ -229,10 +221,7 @@ class MetaFormerPreTrainedModel(VisionPreTrainedModel):
     _input_embed_layer = "stem"
     _supports_sdpa = True
     _supports_attention_backend = True
-    _can_record_outputs = {
-        "hidden_states": MetaFormerStage,
-        "attentions": [MetaFormerRetention, MetaFormerAttention],
-    }
+    _can_record_outputs = {"hidden_states": MetaFormerStage, "attentions": [MetaFormerRetention, MetaFormerAttention]}
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -270,11 +259,3 @@ class MetaFormerBackbone(StagedBackboneMixin, MetaFormerPreTrainedModel):
     """MetaFormer as a pyramid of feature maps, each with its own norm, for detection and segmentation."""
 
     model_class, new_norm = MetaFormerModel, MetaFormerNorm
-
-
-__all__ = [
-    "MetaFormerBackbone",
-    "MetaFormerForImageClassification",
-    "MetaFormerModel",
-    "MetaFormerPreTrainedModel",
-]

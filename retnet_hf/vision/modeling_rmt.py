@@ -5,7 +5,6 @@ Shapes in comments: B images, R rows and L columns of tokens, T = R · L tokens 
 C channels of a stage.
 """
 
-import copy
 import math
 from typing import Any
 
@@ -16,11 +15,10 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs
 
 from ..modules.layers import ComputedBuffer, HeadDecay, angles, attention_map, eager_attention_forward, integer_frequencies
 from ..ops.gradients import rotate
+from ..ops.layout import OnDevice
 from .configuration_rmt import RMTConfig
 from .vision_blocks import (
     ChannelsLast,
@@ -34,10 +32,8 @@ from .vision_blocks import (
 )
 
 
-class RMTGeometry:
+class RMTGeometry(OnDevice):
     """Rotations and decays of all blocks of a stage in one call.
-
-    A plain class, because FSDP2 casts floats in tuples and dataclasses to the type of the parameters.
 
     Attributes:
         cos, sin: (T, 1, K/2), float32 or wider.
@@ -49,13 +45,6 @@ class RMTGeometry:
     def __init__(self, angle: Tensor, decay=None, row_decay=None, column_decay=None) -> None:
         self.cos, self.sin = angle.cos(), angle.sin()
         self.decay, self.row_decay, self.column_decay = decay, row_decay, column_decay
-
-    def to(self, device: torch.device, **kwargs: Any) -> "RMTGeometry":
-        """Returns a copy on another device. accelerate calls this if the blocks of a stage are on several devices."""
-        moved = copy.copy(self)
-        for name, tensor in vars(self).items():
-            setattr(moved, name, None if tensor is None else tensor.to(device, **kwargs))
-        return moved
 
 
 class RMTPositions(ComputedBuffer):
@@ -114,11 +103,7 @@ class RMTAttention(nn.Module):
         self.o_proj = nn.Linear(size, size)
 
     def forward(
-        self,
-        hidden_states: Tensor,  # (B, R, L, C)
-        geometry: RMTGeometry,
-        output_attentions: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        self, hidden_states: Tensor, geometry: RMTGeometry, output_attentions: bool | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, R, L, C), and the attention map (B, H, T, T) if the call asks for it, else None."""
         batch, rows, columns, size = hidden_states.shape
@@ -200,14 +185,14 @@ class RMTBlock(GradientCheckpointingLayer):
         self.mlp = RMTMLP(config, stage)
         self.mlp_branch = ResidualBranch(size, layer_scale, drop_path_rate)
 
-    def forward(self, hidden_states: Tensor, geometry: RMTGeometry, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
+    def forward(self, hidden_states: Tensor, geometry: RMTGeometry, **kwargs: Any) -> Tensor:
         hidden_states = hidden_states + self.position_encoding(hidden_states)
         branch, _ = self.attention(self.attention_norm(hidden_states), geometry=geometry, **kwargs)
         hidden_states = self.attention_branch(hidden_states, branch)
         return self.mlp_branch(hidden_states, self.mlp(self.mlp_norm(hidden_states)))
 
 
-class RMTConvolution(nn.Module):
+class RMTConvolution(nn.Sequential):
     """3x3 convolution and batch norm. A stride of 2 halves height and width, rounded up."""
 
     def __init__(self, config: RMTConfig, in_channels: int, out_channels: int, stride=1, activate=False) -> None:
@@ -216,11 +201,8 @@ class RMTConvolution(nn.Module):
         self.norm = nn.BatchNorm2d(out_channels, eps=config.batch_norm_eps)
         self.act_fn = ACT2FN[config.hidden_act] if activate else nn.Identity()
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return self.act_fn(self.norm(self.convolution(hidden_states)))
 
-
-class RMTStem(nn.Module):
+class RMTStem(nn.Sequential):
     """Computes tokens at a quarter of the image's height and width, with four convolutions."""
 
     def __init__(self, config: RMTConfig) -> None:
@@ -232,9 +214,6 @@ class RMTStem(nn.Module):
             RMTConvolution(config, size // 2, size, stride=2, activate=True),
             RMTConvolution(config, size, size),
         )
-
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        return self.layers(pixel_values)
 
 
 class RMTStage(nn.Module):
@@ -248,7 +227,7 @@ class RMTStage(nn.Module):
         rates = drop_path_rates(config.drop_path_rate, config.depths)[stage]
         self.blocks = nn.ModuleList([RMTBlock(config, stage, rate) for rate in rates])
 
-    def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         if self.merging is not None:
             hidden_states = self.merging(hidden_states)
         geometry = self.positions(*hidden_states.shape[2:], hidden_states.dtype, hidden_states.device)
@@ -332,6 +311,3 @@ class RMTBackbone(StagedBackboneMixin, RMTPreTrainedModel):
 
     def new_norm(self, config: RMTConfig, size: int) -> nn.Module:
         return nn.LayerNorm(size)  # the authors' backbones for dense prediction have PyTorch's default epsilon, too
-
-
-__all__ = ["RMTBackbone", "RMTForImageClassification", "RMTModel", "RMTPreTrainedModel"]

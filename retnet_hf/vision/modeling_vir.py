@@ -138,13 +138,12 @@ class ViRRetention(nn.Module):
         self.o_proj = nn.Linear(size, size)
 
     def forward(
-        self,
-        hidden_states: Tensor,  # (B, T, D)
-        plan: Plan,
-        states: dict[nn.Module, Tensor] | None = None,  # the state (B, H, K, K) of each layer after earlier tokens, updated
-        **kwargs: Unpack[TransformersKwargs],
+        self, hidden_states: Tensor, plan: Plan, states: dict[nn.Module, Tensor] | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the call asks for it, else None."""
+        """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the call asks for it, else None.
+
+        `states`: the state (B, H, K, K) of each layer after earlier tokens, updated.
+        """
         projected = (projection(hidden_states) for projection in (self.q_proj, self.k_proj, self.v_proj))
         query, key, value = (each.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for each in projected)  # (B, H, T, K)
         state = None if states is None else states.get(self)
@@ -172,23 +171,16 @@ class ViRBlock(GradientCheckpointingLayer):
         self.mlp_branch = ResidualBranch(size, layer_scale, drop_path_rate, config.hidden_dropout)
 
     def forward(
-        self,
-        hidden_states: Tensor,  # (B, T, D)
-        plans: list[Plan],  # one for each piece of the tokens
-        states: dict[nn.Module, Tensor] | None = None,  # as in `ViRRetention.forward`
-        **kwargs: Unpack[TransformersKwargs],
+        self, hidden_states: Tensor, plans: list[Plan], states: dict[nn.Module, Tensor] | None = None, **kwargs: Any
     ) -> Tensor:
-        if len(plans) == 1:
-            return self.read(hidden_states, plans[0], states, **kwargs)
-        states = {} if states is None else states
-        output, size = torch.empty_like(hidden_states), plans[0].layout.tokens
-        for piece, place, plan in zip(hidden_states.split(size, dim=1), output.split(size, dim=1), plans):
-            place.copy_(self.read(piece, plan, states, **kwargs))
-        return output
-
-    def read(self, hidden_states: Tensor, plan: Plan, states: dict[nn.Module, Tensor] | None, **kwargs: Any) -> Tensor:
-        """Returns the output of the block for one piece of the tokens."""
-        branch, _ = self.retention(self.retention_norm(hidden_states), plan=plan, states=states, **kwargs)
+        """Returns the output (B, T, D). There is a plan for each piece of the tokens. `states` as in `ViRRetention`."""
+        if len(plans) > 1:
+            states = {} if states is None else states
+            output, size = torch.empty_like(hidden_states), plans[0].layout.tokens
+            for piece, place, plan in zip(hidden_states.split(size, dim=1), output.split(size, dim=1), plans):
+                place.copy_(self.forward(piece, [plan], states, **kwargs))
+            return output
+        branch, _ = self.retention(self.retention_norm(hidden_states), plan=plans[0], states=states, **kwargs)
         hidden_states = self.retention_branch(hidden_states, branch)
         return self.mlp_branch(hidden_states, self.mlp(self.mlp_norm(hidden_states)))
 
@@ -204,17 +196,13 @@ class ViRPreTrainedModel(VisionPreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         std = self.config.initializer_range
-        if isinstance(module, (nn.Linear, nn.Conv2d)):
+        if isinstance(module, (nn.Linear, nn.Conv2d, ViRPerHeadLinear)):
             init.trunc_normal_(module.weight, std=std)
-        elif isinstance(module, ViRPerHeadLinear):
-            init.trunc_normal_(module.weight, std=std)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, ViREmbeddings):
-            init.trunc_normal_(module.position_embeddings, std=std)
-            for token in (module.class_token, module.mask_token):
-                if token is not None:
-                    init.trunc_normal_(token, std=std)
+        if isinstance(module, ViRPerHeadLinear) and module.bias is not None:
+            init.zeros_(module.bias)
+        if isinstance(module, ViREmbeddings):
+            for parameter in module.parameters(recurse=False):
+                init.trunc_normal_(parameter, std=std)
 
 
 class ViRModel(ViRPreTrainedModel):
@@ -501,6 +489,3 @@ def feature_map(config: ViRConfig, tokens: Tensor, pixel_values: Tensor) -> Tens
     """Returns the patches among the tokens (B, T, D) of these images, as a map (B, D, R, L)."""
     rows, columns = config.grid_of(pixel_values.shape[2:])
     return tokens[:, : rows * columns].transpose(1, 2).unflatten(2, (rows, columns))
-
-
-__all__ = ["ViRBackbone", "ViRForImageClassification", "ViRForMaskedImageModeling", "ViRModel", "ViRPreTrainedModel"]

@@ -33,7 +33,7 @@ class ChannelsLast:
         return super().forward(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-class FeedForward(nn.Module):
+class FeedForward(nn.Sequential):
     """Applies a feed-forward network to each token."""
 
     def __init__(self, size: int, inner_size: int, activation: str, dropout: float = 0.0) -> None:
@@ -42,9 +42,6 @@ class FeedForward(nn.Module):
         self.act_fn = ACT2FN[activation]
         self.dropout = nn.Dropout(dropout)
         self.fc2 = nn.Linear(inner_size, size)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return self.fc2(self.dropout(self.act_fn(self.fc1(hidden_states))))
 
 
 class ResidualBranch(nn.Module):
@@ -112,9 +109,6 @@ class VisionPreTrainedModel(SavedWithCard, PreTrainedModel):
 class StagedModelMixin:
     """A model with a stem of type `stem_class` and stages of type `stage_class`, such as RMT and MetaFormer."""
 
-    stem_class: type[nn.Module]
-    stage_class: type[nn.Module]
-
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
         self.stem = self.stem_class(config)
@@ -152,7 +146,6 @@ class StagedModelMixin:
 class ImageClassifierMixin:
     """An image classifier on the outputs of a base model of type `model_class`, by default on its pooler_output."""
 
-    model_class: type[PreTrainedModel]
     accepts_loss_kwargs = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -208,7 +201,6 @@ class VisionBackboneMixin(BackboneMixin):
     Load a saved one with its own class: `AutoBackbone.from_pretrained` accepts names on the Hub, but no folders.
     """
 
-    model_class: type[PreTrainedModel]
     model_arguments: dict[str, Any] = {}
 
     def __init__(self, config: PreTrainedConfig) -> None:
@@ -248,9 +240,8 @@ class StagedBackboneMixin(VisionBackboneMixin):
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
         self.num_features = [config.hidden_sizes[0], *config.hidden_sizes]
-        self.norms = nn.ModuleDict(
-            {name: self.new_norm(config, size) for name, size in zip(self.out_features, self.channels)}
-        )
+        norms = {name: self.new_norm(config, size) for name, size in zip(self.out_features, self.channels)}
+        self.norms = nn.ModuleDict(norms)
         self.post_init()
 
     def feature_map(self, name: str, hidden_states: Tensor, pixel_values: Tensor) -> Tensor:

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 RETENTION_ALONE, HYBRID = "RetNetForCausalLM", "RetNetHybridForCausalLM"
 DEFAULT_LENGTH = 32_768  # tokens of a request. A state has no limit, but vLLM's tables have an entry for each token
+SHARED_AMONG_RANKS = (
+    *("num_attention_heads", "num_key_value_heads", "attention_num_heads", "attention_num_key_value_heads"),
+    *("intermediate_size", "head_norm_groups"),
+)
 
 
 class ServedArchitecture(ModelArchConfigConvertorBase):
-    """Values that vLLM reads from a configuration: the architecture, sizes of heads, and an unlimited length.
-
-    vLLM would use the trained length as the limit, but a RetNet can read longer texts.
-    """
+    """Values that vLLM reads from a configuration. The length is not limited by the trained length, as vLLM would do."""
 
     def __init__(self, hf_config: RetNetConfig, *args, **kwargs) -> None:
         super().__init__(hf_config, *args, **kwargs)
@@ -71,21 +72,14 @@ class ServingChecks(MambaModelConfig):
         if most is not None and asked > most:
             raise ValueError(f"max_model_len must be at most attention_max_length, {most}, got {asked}.")
         cache = vllm_config.cache_config
-        for name, value in (
-            ("num_attention_heads", config.num_attention_heads),
-            ("num_key_value_heads", config.num_key_value_heads),
-            *((name, getattr(config, name, None) or 0) for name in ("attention_num_heads", "attention_num_key_value_heads")),
-            ("intermediate_size", config.intermediate_size),
-            ("head_norm_groups", getattr(config, "head_norm_groups", None) or config.num_attention_heads),
-        ):
+        for name in SHARED_AMONG_RANKS:
+            value = getattr(config, name, None) or 0
             if value % ranks:
                 raise ValueError(f"tensor_parallel_size must divide {name}, {value}, got {ranks}.")
         for name in ("mamba_cache_dtype", "mamba_ssm_cache_dtype"):
-            if getattr(cache, name) not in ("auto", "float32"):
-                given = getattr(cache, name)
-                raise ValueError(
-                    f'{name} must be "auto" or "float32", got {given!r}: in lower precision, sums in a state lose terms.'
-                )
+            if (given := getattr(cache, name)) not in ("auto", "float32"):
+                reason = "in lower precision, sums in a state lose terms"
+                raise ValueError(f'{name} must be "auto" or "float32", got {given!r}: {reason}.')
         if vllm_config.speculative_config is not None:
             raise ValueError("speculative_config must be None: a state in vLLM cannot remove tokens.")
         super().verify_and_update_config(vllm_config)

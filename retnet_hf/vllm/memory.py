@@ -57,8 +57,7 @@ def slot_shape(config: RetNetConfig, ranks: int) -> tuple[int, int, int]:
 class StateSlots(MambaBase, RetNetStateLayer):
     """The state of one layer of retention: slots for vLLM, and for the model a row for each request of a step.
 
-    Args:
-        prefix: vLLM's name of the layer.
+    `prefix` is vLLM's name of the layer.
     """
 
     def __init__(self, config: RetNetConfig, layer: int, prefix: str, vllm_config: VllmConfig) -> None:
@@ -101,11 +100,8 @@ class StateSlots(MambaBase, RetNetStateLayer):
 class PagedAttention(StateLayer):
     """Keys and values of one layer, with the interface that the model expects of a state layer.
 
-    Args:
-        layer: index of the layer. prefix: vLLM's name of the layer. window: how many tokens a token sees at most, itself
-            included.
-
-    If keys and values differ in size, the shorter ones are padded with zeros, which change no score and no sum.
+    `window`: how many tokens a token sees at most, itself included. If keys and values differ in size, the shorter ones are
+    padded with zeros, which change no score and no sum.
     """
 
     SAVED = ()

@@ -44,19 +44,17 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
         self.lm_head = ParallelLMHead(*size, quant_config=quantization, prefix=maybe_prefix(prefix, "lm_head"))
         if self.config.tie_word_embeddings:
             self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
-        self.logits_processor = LogitsProcessor(
-            self.config.vocab_size, scale=1 / (getattr(self.config, "logits_scaling", None) or 1)
-        )
+        scaling = getattr(self.config, "logits_scaling", None) or 1
+        self.logits_processor = LogitsProcessor(self.config.vocab_size, scale=1 / scaling)
         self.state = RetNetState(self.config)
         self.state.layers = []
         for layer, kind in enumerate(self.config.layer_types):
             name = maybe_prefix(prefix, f"model.layers.{layer}.state")
             if kind == "linear_attention":
-                kept = StateSlots(self.config, layer, name, vllm_config)
+                self.state.layers.append(StateSlots(self.config, layer, name, vllm_config))
             else:
                 window, _ = AttentionSpan.of(self.config, kind)
-                kept = PagedAttention(self.config, layer, name, vllm_config, window)
-            self.state.layers.append(kept)
+                self.state.layers.append(PagedAttention(self.config, layer, name, vllm_config, window))
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, int, int]]:

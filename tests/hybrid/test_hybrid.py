@@ -10,7 +10,7 @@ from transformer_sources import SIZES, SOURCES
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridModel, RetNetModel, RetNetState
 from retnet_hf.hub.cards import model_card
 from retnet_hf.hybrid.attention_columns import columns_of, visible
-from retnet_hf.hybrid.softmax_attention import AttentionStateLayer, attention_plans
+from retnet_hf.hybrid.softmax_attention import AttentionPlan, AttentionStateLayer
 from retnet_hf.ops.layout import layout_of
 from retnet_hf.ops.plan import Rotation
 
@@ -18,7 +18,7 @@ from retnet_hf.ops.plan import Rotation
 def blocks_of(config, kind: str = "sliding_attention", batch: int = 1, length: int = 6, **options):
     """The columns that each block of queries reads, in layers of a kind; rotation does not count here."""
     layout = layout_of((batch, length), torch.device("cpu"), **options)
-    return attention_plans(config, layout, batch, torch.float32, lambda position=None: Rotation(None), None)[kind].blocks
+    return AttentionPlan(config, layout, batch, torch.float32, lambda position=None: Rotation(None), kind).blocks
 
 
 def mask_without(spans: dict[int, tuple[int, int]], batch: int, length: int) -> torch.Tensor:
