@@ -16,12 +16,13 @@ from transformers import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from retnet_hf.hub.cards import model_card
+from retnet_hf.retnet.modeling_retnet import RetNetPreTrainedModel
 from retnet_hf.version import __version__
 from retnet_hf.vision.image_processing_retention import MetaFormerImageProcessor, RMTImageProcessor, ViRImageProcessor
 
 from .checkpoint import Checkpoint
 from .errors import CheckpointError, first_line
-from .formats import FORMATS
+from .formats import FORMATS, advice_for
 from .moves import Conversion, Move
 from .replaced_folder import TOKENIZER, made_beside
 
@@ -94,6 +95,9 @@ def write_foreign_folder(
     writers = {name: getattr(form, f"to_{name}") for name, form in FORMATS.items() if hasattr(form, f"to_{name}")}
     if target not in writers:
         raise CheckpointError(f"a model can be written in the formats {', '.join(writers)}, not in {target}")
+    if not isinstance(model, RetNetPreTrainedModel):
+        kind = model.config.model_type
+        raise CheckpointError(f"{source} is a model of type {kind}, not a RetNet{advice_for(kind)}")
     try:
         with made_beside(output, overwrite, [source]) as partial:
             state_dict, config = writers[target](model)

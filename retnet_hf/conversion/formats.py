@@ -2,6 +2,7 @@
 """All foreign formats, and the detection of a checkpoint's format."""
 
 import re
+from typing import Any
 
 from . import fla, poolformer, rmt, syncdoth, torchscale, vir_official, vir_pulfer
 from .checkpoint import Checkpoint
@@ -32,6 +33,11 @@ def format_of(checkpoint: Checkpoint) -> str | None:
     return OURS if ours else None
 
 
+def advice_for(model_type: Any) -> str:
+    """Returns the way from a transformer of a type to a RetNet, after a colon; nothing if there is none."""
+    return f": `retnet-hf linearize` makes a RetNet from a {model_type}" if model_type in _TEACHERS else ""
+
+
 def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Conversion:
     """Returns the checked plan for a checkpoint, for the given format or else the recognised one.
 
@@ -44,7 +50,7 @@ def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Conversio
     if found is None:
         model_type = (checkpoint.config or {}).get("model_type")
         declared = f" (model_type {model_type!r} in config.json)" if isinstance(model_type, str) else ""
-        hint = f": `retnet-hf linearize` makes a RetNet from a {model_type}" if model_type in _TEACHERS else ""
+        hint = advice_for(model_type)
         raise CheckpointError(
             f"{checkpoint.path}{declared} has none of the formats {', '.join(FORMATS)}"
             + (hint or f": its first tensor is {next(iter(checkpoint.shapes))}")

@@ -138,7 +138,7 @@ def claim(output: Path, overwrite: bool, sources: Iterable[Path] = ()) -> None:
     if output.exists() and not output.is_dir():
         raise CheckpointError(f"{output} is a file, not a folder")
     if output.exists() and any(output.iterdir()):
+        if not any((output / mark).exists() for mark in MARKS):
+            raise CheckpointError(f"{output} is not empty and holds no model, and --overwrite replaces only models")
         if not overwrite:
             raise CheckpointError(f"{output} is not empty: --overwrite replaces it once the new model is finished")
-        if not any((output / mark).exists() for mark in MARKS):
-            raise CheckpointError(f"{output} holds no model, and --overwrite replaces only models")

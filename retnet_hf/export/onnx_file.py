@@ -91,6 +91,8 @@ def write(
                 graph.inputs.append(past)
                 graph.append(onnx_ir.Node("", "Identity", [past], outputs=[present]))
                 graph.outputs.append(present)
+            for node in graph.all_nodes():  # stack traces, with paths of this machine
+                node.metadata_props.clear()
             program.save(file, external_data=False)
     finally:
         gc.collect()  # exported programs have reference cycles, which keep the weights in memory

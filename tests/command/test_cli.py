@@ -97,7 +97,7 @@ def test_help_names_the_commands_and_help_of_each_has_examples(retnet_hf, argume
 
 def test_train_ends_in_a_folder_with_everything_that_loads_and_generates(trained, monkeypatch):
     files = "README.md config.json generation_config.json loss_curve.png model.safetensors tokenizer.json"
-    files += " tokenizer_config.json training_run.json"
+    files += " tokenizer_config.json"
     assert sorted(path.name for path in trained.iterdir()) == files.split()
     assert (trained / "loss_curve.png").read_bytes().startswith(b"\x89PNG")
     assert not trained.with_name("model.partial").exists()
@@ -188,9 +188,8 @@ def test_a_finished_run_is_not_resumed_but_its_model_trained_further(retnet_hf, 
     done(retnet_hf("train", "more.csv", "--field", "body", "--from", trained, "--lr", 0, "--steps", 1, "--output", "same"))
     assert_same_weights(Path("same"), trained)
     refused(retnet_hf(*command, "--preset", "tiny", "--overwrite"), "--from, --preset and --config exclude each other")
-    small_llama().save_pretrained("llama")
-    AutoTokenizer.from_pretrained(trained).save_pretrained("llama")
-    refused(retnet_hf(*command, "--from", "llama", "--overwrite"), "--from takes a RetNet", "llama")
+    small_llama().config.save_pretrained("llama")
+    refused(retnet_hf(*command, "--from", "llama", "--overwrite"), "--from takes a RetNet", "`retnet-hf linearize`")
 
 
 TURNS = [{"role": "user", "content": "Who <|endoftext|> began?"}, {"role": "assistant", "content": "God."}]
@@ -215,6 +214,13 @@ def test_conversations_are_trained_on_their_answers_and_become_a_chat_model(retn
     assert tokenizer.decode(labels[labels >= 0]) == " God.<|endoftext|>" * (len(turns) // 2)
     written = model.generate(ids[None, : int(labels.ge(0).nonzero()[0])], max_new_tokens=20, do_sample=False)
     assert tokenizer.decode(written[0], skip_special_tokens=True).startswith(text.split("\nUser")[0])
+    echoed = [turn | {"content": " " + turn["content"]} for turn in turns]  # as clients send an answer back
+    assert run.chat_example(echoed, tokenizer)[0].equal(ids)
+    figures = json.loads(done(retnet_hf("evaluate", "chat", "chats.jsonl", "--json")).out)
+    with torch.no_grad():
+        loss = model(ids[None], labels=labels[None]).loss.item()
+    assert figures["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
+    assert (figures["tokens"], figures["bytes"]) == (20 * int(labels.ge(0).sum()), 20 * 4 * len(turns) // 2)
     unanswered = {"messages": [TURNS[0]]}
     for bad, words in ((unanswered, "no conversation with an answer"), ({"text": "a"}, "conversations and other texts")):
         Path("chats.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(bad)}\n", encoding="utf-8")
@@ -471,7 +477,7 @@ def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
     with mock.patch.object(cpu, "compile", side_effect=RuntimeError("no compiler\nand more")):
         assert retnet_hf(*options).err == "retnet-hf: no compiler\n"
     for name in ("layer_programs", "product_programs"):  # as where all layers are adapted
-        monkeypatch.setattr(cpu, name, lambda layers, *arguments: [None] * len(layers))
+        monkeypatch.setattr(cpu, name, lambda *arguments: {})
     refused(retnet_hf(*options), "no layer of this model can be compiled")
     monkeypatch.setattr("retnet_hf.cli.text.generation.load_model", lambda name: (small_llama(), None))
     refused(retnet_hf(*options), "--compile is for a RetNet, and this is a model of type llama")

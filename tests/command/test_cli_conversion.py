@@ -23,7 +23,7 @@ from foreign_images import to_poolformer
 from huggingface_hub import ModelCard
 from places import ROOT
 from safetensors.torch import save_file
-from small_models import small_model, word_tokenizer
+from small_models import small_llama, small_model, word_tokenizer
 from small_vision_models import small_metaformer, small_rmt
 from transformers import (
     AutoModel,
@@ -448,6 +448,8 @@ def test_a_model_is_written_as_a_folder_in_another_format(retnet_hf, tmp_path, m
         assert torch.equal(again.state_dict()[name], value), name
     refused(retnet_hf("convert", "mine", "theirs", "--to", target), "not empty")
     refused(retnet_hf("convert", "mine", "other", "--to", "rmt"), "formats fla, torchscale", "not in rmt")
+    small_llama().save_pretrained("llama")
+    refused(retnet_hf("convert", "llama", "other", "--to", target), "not a RetNet: `retnet-hf linearize` makes")
     small_model(decay_schedule="geometric").save_pretrained("new")
     refused(retnet_hf("convert", "new", "other", "--to", target), "cannot express 'geometric'")
     assert not Path("other").exists()

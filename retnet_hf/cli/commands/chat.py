@@ -111,9 +111,14 @@ def lines(tell: Callable[[str], object]) -> Iterator[str]:
 
 def answer(conversation: "Conversation", text: str, tell: Callable[[str], object]) -> None:
     """Sends a line to the model and prints the answer on stdout while it is generated. Ctrl-C ends the answer."""
-    heard = []
+    heard, shown = [], []
+
+    def write(piece: str) -> None:  # the space between a template's "Assistant:" and an answer is not shown
+        shown.append(piece if any(shown) or not conversation.uses_template else piece.lstrip())
+        print(shown[-1], end="", flush=True)
+
     with handling(lambda *_: heard.append(True), signal.SIGINT):
-        turn = conversation.say(text, lambda piece: print(piece, end="", flush=True), stop=lambda: bool(heard))
+        turn = conversation.say(text, write, stop=lambda: bool(heard))
     print(flush=True)
     size = "" if turn.state_bytes is None else f"; the state takes {turn.state_bytes:,} bytes"
     end = ", stopped" if turn.stopped else ""

@@ -29,8 +29,8 @@ def evaluate(
 ) -> None:
     """Measure the perplexity of models on a text of any length, in constant memory.
 
-    Each document is read from its first token to its last. Bits per byte compare models with different tokenizers.
-    lm-eval measures tasks: see the guide.
+    Each document is read from its first token to its last; of conversations, the answers count. Bits per byte compare
+    models with different tokenizers. lm-eval measures tasks: see the guide.
 
     [bold]Examples[/bold]
 
@@ -43,16 +43,21 @@ def evaluate(
         require_data(text)
     console = Console(stderr=True, highlight=False)
     with loading(console, threads):
+        import torch
+
         from retnet_hf import RetNetForCausalLM
         from retnet_hf.training.streaming import score_stream
 
-        from ..text.corpus import document_end, ids_of, prefix, read_documents
+        from ..text.corpus import CHAT_TEMPLATE, document_end, ids_of, prefix, read_documents
         from ..text.generation import load_model
 
     documents = read_documents(texts, field, split, subset)
-    if not isinstance(documents[0], str):
-        raise InputError("evaluate reads texts, and these are conversations: name the field of a text with --field")
-    size = sum(len(document.encode()) for document in documents)
+    is_chat = not isinstance(documents[0], str)
+    if is_chat:
+        from ..training.run import chat_example
+
+        answers = (each["content"] for chat in documents for each in chat if each["role"] == "assistant")
+    size = sum(len(text.encode()) for text in (answers if is_chat else documents))
     table = Table("model", "tokens", "perplexity per token", "per byte", "bits per byte", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -62,7 +67,16 @@ def evaluate(
             raise InputError(f"{name} holds no causal RetNet, but a model of type {network.config.model_type}")
         begin, likelihood, tokens = prefix(tokenizer) or [document_end(tokenizer)], 0.0, 0
         with console.status(f"reading {size:,} bytes with {name}"):
+            if is_chat:
+                tokenizer.chat_template = tokenizer.chat_template or CHAT_TEMPLATE
             for document in documents:
+                if is_chat:
+                    ids, labels = (each[None].to(network.device) for each in chat_example(document, tokenizer))
+                    count = int(labels[:, 1:].ge(0).sum())
+                    with torch.no_grad():
+                        likelihood -= count * float(network(ids, labels=labels, use_cache=False).loss)
+                    tokens += count
+                    continue
                 score = score_stream(network, [*begin, *ids_of(document, tokenizer)])
                 likelihood, tokens = likelihood + score.log_likelihood, tokens + score.tokens
         per_token, per_byte = math.exp(-likelihood / max(tokens, 1)), math.exp(-likelihood / size)

@@ -83,6 +83,7 @@ def export(
         loaded, processor = load_model(name)
         if any_size:
             raise InputError("--any-size is for image classifiers, and this is a language model")
+    console.print(f"exporting {name} to {to}, in a minute or two", soft_wrap=True)
     with leaving_order(), console.status("exporting"):
         if to == "web":
             begins_with = None if state is None else load_state(state, loaded)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 SAMPLE_TEXT = Path(__file__).parent.parent / "data" / "kjv_sample.txt"
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
 CHAT_TEMPLATE = (  # of tokenizers that have none
-    "{% for message in messages %}{{ '' if loop.first else '\n' }}{{ message.role.capitalize() }}: {{ message.content }}"
+    "{% for message in messages %}{{ '' if loop.first else '\n' }}{{ message.role.capitalize() }}: "
+    "{{ message.content | trim }}"
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\nAssistant:' }}{% endif %}"
 )
@@ -252,7 +253,8 @@ def hold_out(documents: list[Any], fraction: float, seed: int = 0) -> tuple[list
     """
     held_out = held_out_whole(len(documents), fraction, seed)
     if not isinstance(documents[0], str):  # no conversation is cut
-        held_out = held_out or [len(documents) - 1]
+        count = max(1, round(len(documents) * fraction))
+        held_out = held_out or sorted(random.Random(seed).sample(range(len(documents)), count))
     if held_out:
         others = set(range(len(documents))) - set(held_out)
         return [documents[index] for index in sorted(others)], [documents[index] for index in held_out]

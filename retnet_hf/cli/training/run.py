@@ -26,6 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import (
+    AutoConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
@@ -40,7 +41,7 @@ from transformers import (
 from retnet_hf.conversion.checkpoint_location import repository_of
 from retnet_hf.conversion.converted_folder import licence_of
 from retnet_hf.conversion.errors import first_line
-from retnet_hf.conversion.formats import reason_of
+from retnet_hf.conversion.formats import advice_for, reason_of
 from retnet_hf.conversion.replaced_folder import replace as publish
 from retnet_hf.conversion.replaced_folder import write_whole
 from retnet_hf.hub.cards import model_card
@@ -51,6 +52,7 @@ from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
 from .. import ranks
 from ..errors import SAVED, InputError, Interrupted
 from ..interrupts import handling, leaving_order
+from ..named_inputs import load
 from ..text.corpus import CHAT_TEMPLATE, digest_of, document_end, hold_out, load_tokenizer, streams, train_tokenizer
 from ..text.generation import CUT, continue_text, encode_prompt, load_model, sampling, template_ids, templated
 from .run_folder import RECORD, TrainingFolder, checkpoints_of, step_of
@@ -92,7 +94,7 @@ class Start:
         for name, now in asdict(self.recipe).items():
             before = self.record["recipe"].get(name)
             if before != now:
-                option = "SOURCE" if name == "source" else "--" + name.replace("_", "-")
+                option = {"source": "SOURCE", "base": "--from"}.get(name, "--" + name.replace("_", "-"))
                 began = f"without {option}" if before is None else f"with {option} {before}"
                 given = "" if now is None else f", not {now}"
                 raise InputError(f"this run began {began}{given}; give it the same options, or --overwrite")
@@ -280,6 +282,7 @@ class TrainingRun(TrainerCallback):
                 publish(self.folder.output, self.folder.partial)
                 for checkpoint in checkpoints_of(self.folder.output):  # a finished run needs none
                     shutil.rmtree(checkpoint)
+                (self.folder.output / RECORD).unlink()  # names the paths of sources
 
             ranks.of_first(end)
             [heard] = ranks.highest(supervisor.signal)
@@ -338,6 +341,7 @@ def draw_loss_curve(log: list[dict[str, float]], file: Path, title: str, unit: s
     """Draws the training and held-out losses of `TrainerState.log_history` as a PNG."""
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # hides messages about its cache
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -350,7 +354,10 @@ def draw_loss_curve(log: list[dict[str, float]], file: Path, title: str, unit: s
     axes.legend()
     if unit == "nats per token":
         scale = np.exp, lambda values: np.log(np.maximum(values, 1e-9))
-        axes.secondary_yaxis("right", functions=scale).set_ylabel("perplexity")
+        right = axes.secondary_yaxis("right", functions=scale)
+        right.set_ylabel("perplexity")
+        right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        right.yaxis.set_major_formatter("{x:g}")
     figure.savefig(file, dpi=120)
 
 
@@ -412,7 +419,7 @@ def collate(blocks: list[Tensor] | list[tuple[Tensor, Tensor]], form: str = "aut
 
 
 def chat_example(
-    messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, block_size: int
+    messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, block_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Returns ids (T,) of a conversation as in `retnet-hf chat`, and labels (T,): -100 except for the answers."""
     ids, labels, written = [], [], ""
@@ -516,6 +523,9 @@ def prepare(sources: list[str], documents: list[Any], folder: TrainingFolder, re
     start = Start(folder, recipe, course, digest_of(documents), data="the text is")
     is_chat = not isinstance(documents[0], str)
     parts = hold_out(documents, recipe.eval_fraction, recipe.seed)
+    if recipe.base is not None and not isinstance(config := load(AutoConfig, recipe.base), RetNetConfig):
+        found = f"{recipe.base} is a model of type {config.model_type}{advice_for(config.model_type)}"
+        raise InputError(f"--from takes a RetNet, and {found}")
     if start.checkpoint is not None or recipe.base is not None or recipe.tokenizer is not None:
         tokenizer = load_tokenizer(str(start.checkpoint or recipe.base or recipe.tokenizer))
     else:
@@ -526,8 +536,6 @@ def prepare(sources: list[str], documents: list[Any], folder: TrainingFolder, re
         model, end = RetNetForCausalLM(recipe.model_config(tokenizer)), None
     else:
         model, end = load_model(recipe.base)[0], document_end(tokenizer)
-        if not isinstance(model, RetNetForCausalLM):
-            raise InputError(f"--from takes a RetNet, and {recipe.base} is a model of type {model.config.model_type}")
     if is_chat:
         tokenizer.chat_template = tokenizer.chat_template or CHAT_TEMPLATE
         training, evaluation = ([chat_example(chat, tokenizer, recipe.block_size) for chat in part] for part in parts)
