@@ -39,7 +39,7 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
             `retention_form`, `chunk_size` and `kernels`.
 
     Raises:
-        ValueError: for an unknown option.
+        ValueError: for an unknown option, or a hidden_size that is no multiple of num_heads.
         huggingface_hub.errors.StrictDataclassError: for a value that `RetNetConfig` does not allow.
 
     Example:
@@ -62,6 +62,8 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
     def __init__(self, hidden_size: int, num_heads: int, **options: Any) -> None:
         if unknown := sorted(options.keys() - set(OPTIONS)):
             raise ValueError(f"{unknown[0]} is not an option of MultiScaleRetention. Its options are {', '.join(OPTIONS)}.")
+        if "key_expansion" not in options and hidden_size % max(num_heads, 1):
+            raise ValueError(f"hidden_size ({hidden_size}) must be a multiple of num_heads ({num_heads}).")
         sizes = {"hidden_size": hidden_size, "num_attention_heads": num_heads, "num_hidden_layers": 1, "vocab_size": 1}
         tokens = dict.fromkeys(("bos_token_id", "eos_token_id"))
         super().__init__(RetNetConfig(**sizes, **tokens, **options), 0)
