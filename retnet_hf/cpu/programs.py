@@ -198,15 +198,12 @@ class LayerProgram(Unsaved):
         if type(plan) is not Plan or not plan.in_place or plan.kernels.step_ is not recurrent_step_:
             return None
         decay, write_mask = plan.decays(plan.log_decays[self.layer_idx])
-        if write_mask is not None or len(decay) > 1:
-            return None
-        if past.record_past or not past.is_initialized or not past.can_be_overwritten() or torch.is_autocast_enabled("cpu"):
-            return None
-        if hidden_states.dtype != self.dtype or not hidden_states.is_contiguous() or not state.is_contiguous():
-            return None
-        if self.rotations and (rotate.rotate is not rotate_step or self.dtype in rotate.cast_dtypes):
-            return None
-        return decay if state.dtype == decay.dtype == torch.float32 and state.shape == self.state_shape else None
+        fits = write_mask is None and len(decay) == 1 and not torch.is_autocast_enabled("cpu")
+        fits = fits and not past.record_past and past.is_initialized and past.can_be_overwritten()
+        fits = fits and hidden_states.dtype == self.dtype and hidden_states.is_contiguous() and state.is_contiguous()
+        fits = fits and (not self.rotations or (rotate.rotate is rotate_step and self.dtype not in rotate.cast_dtypes))
+        fits = fits and state.dtype == decay.dtype == torch.float32 and state.shape == self.state_shape
+        return decay if fits else None
 
     def __call__(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer, decay: Tensor) -> Tensor:
         """Returns the layer's output (B, 1, D) for (B, 1, D), with the result of `decay`, and updates the state."""

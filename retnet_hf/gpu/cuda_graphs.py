@@ -123,15 +123,11 @@ class CapturedStep:
     def __call__(self, model: nn.Module, forward: Callable[..., ModelOutput], inputs: dict[str, Any]) -> ModelOutput | None:
         """Returns the outputs of `forward`, or None unless the call asks only for the logits of one new token per row."""
         input_ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-        if model is not self.model or type(input_ids) is not Tensor or type(mask) not in (Tensor, type(None)):
-            return None
-        if any(value is not None and value is not False and name not in ARGUMENTS for name, value in inputs.items()):
-            return None
-        if inputs.get("use_cache") is not True or not isinstance(inputs.get("logits_to_keep", 0), int):
-            return None
-        if torch.is_grad_enabled() or torch.is_autocast_enabled(input_ids.device.type):
-            return None
-        if self.given_up or input_ids.shape[1] != 1 or not self.finds_memory():
+        plain = model is self.model and type(input_ids) is Tensor and type(mask) in (Tensor, type(None))
+        plain = plain and all(value is None or value is False or name in ARGUMENTS for name, value in inputs.items())
+        plain = plain and inputs.get("use_cache") is True and isinstance(inputs.get("logits_to_keep", 0), int)
+        plain = plain and not (torch.is_grad_enabled() or torch.is_autocast_enabled(input_ids.device.type))
+        if not plain or self.given_up or input_ids.shape[1] != 1 or not self.finds_memory():
             return None
         past = first_in_use(self.state.layers)
         mask = None if mask is None else new_columns(input_ids.shape, mask, past)
@@ -232,22 +228,16 @@ def capturing(
 def can_be_captured(model: nn.Module, state: Any) -> bool:
     """Returns whether a step consists of operations on one device without side effects, and the state keeps its address."""
     config, device, modules = model.config, model.device, list(model.modules())
-    if device.type not in GRAPHS or type(state) is not RetNetState or state.is_compileable:
-        return False
-    if any(type(layer) is not RetNetStateLayer or layer.record_past for layer in state.layers):
-        return False
-    if torch.is_grad_enabled() or torch.is_autocast_enabled(device.type) or needs_autograd():
-        return False
-    if torch._C._len_torch_dispatch_stack() > 0 or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        return False
-    if getattr(config, "num_experts", None) is not None or config.output_attentions or config.output_hidden_states:
-        return False
-    if model.model.context is not None or getattr(model, "hf_quantizer", None) is not None or has_hooks(modules):
-        return False
-    for module in modules:
+    possible = device.type in GRAPHS and type(state) is RetNetState and not state.is_compileable
+    possible = possible and all(type(layer) is RetNetStateLayer and not layer.record_past for layer in state.layers)
+    possible = possible and not (torch.is_grad_enabled() or torch.is_autocast_enabled(device.type) or needs_autograd())
+    possible = possible and torch._C._len_torch_dispatch_stack() == 0
+    possible = possible and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    possible = possible and getattr(config, "num_experts", None) is None
+    possible = possible and not (config.output_attentions or config.output_hidden_states or has_hooks(modules))
+    possible = possible and model.model.context is None and getattr(model, "hf_quantizer", None) is None
+    for module in modules if possible else ():
         known = f"{type(module).__module__}.".startswith(PACKAGES)
-        if module.training or module._compiled_call_impl is not None or not known:
-            return False
-    if any(type(parameter) is not nn.Parameter for parameter in model.parameters()):
-        return False
-    return all(tensor.device == device for tensor in (*model.parameters(), *model.buffers()))
+        possible = possible and known and not module.training and module._compiled_call_impl is None
+    possible = possible and all(type(parameter) is nn.Parameter for parameter in model.parameters())
+    return possible and all(tensor.device == device for tensor in (*model.parameters(), *model.buffers()))

@@ -23,15 +23,7 @@ from .retention_triton import (
 )
 
 
-def packed_step_triton_(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    decay: StepDecay,
-    states: Tensor,
-    rows: Tensor | None = None,
-    begins: Tensor | None = None,
-) -> Tensor:
+def packed_step_triton_(query, key, value, decay: StepDecay, states: Tensor, rows=None, begins=None) -> Tensor:
     """Computes `packed_step_` in one launch, with its arguments and result. Does not copy the states."""
     if states.stride(-1) != 1 or not (runs_on(states.device) and launches_at_once(query)):
         return packed_step_(query, key, value, decay, states, rows, begins)

@@ -408,9 +408,7 @@ def processors_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def scan_states(
-    scan: Scan, key: Tensor, value: Tensor, initial: Tensor | None = None, final_dtype=torch.float32, backward: bool = False
-) -> tuple[Tensor, Tensor]:
+def scan_states(scan: Scan, key, value, initial=None, final_dtype=torch.float32, backward=False) -> tuple[Tensor, Tensor]:
     """Returns the state before each chunk, (B, M, N, K, V), and after the last chunk, (B, M, K, V).
 
     Backward, from the last chunk to the first, it returns the state after each chunk and before the first chunk.
@@ -439,16 +437,7 @@ def scan_states(
 
 
 def read_states(
-    scan: Scan,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    states: Tensor,
-    like: Tensor,
-    dtype: torch.dtype,
-    backward: bool = False,
-    transposed: bool = False,
-    others: Tensor | None = None,
+    scan: Scan, query, key, value, states: Tensor, like: Tensor, dtype, backward=False, transposed=False, others=None
 ) -> Tensor:
     """Returns the result of `read_kernel`: (B, H, T, V), or backward (B, G, T, V), summed over heads that share a row.
 

@@ -157,12 +157,9 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
             expansion = getattr(self, field)
             expanded = [(size * expansion, heads) for name, size, heads in stages if name in MIXERS_WITH_HEADS]
-            self._require(
-                all(abs(size - round(size)) < 1e-6 and round(size) > 0 and round(size) % n == 0 for size, n in expanded),
-                "num_attention_heads",
-                f"for each stage a divisor of its hidden size (hidden_sizes is {sizes}) times {field} ({expansion}), which "
-                f"is the size of the {what} of all heads",
-            )
+            valid = all(abs(size - round(size)) < 1e-6 and round(size) > 0 and round(size) % n == 0 for size, n in expanded)
+            allowed = f"for each stage a divisor of its hidden size (hidden_sizes is {sizes}) times {field} ({expansion})"
+            self._require(valid, "num_attention_heads", f"{allowed}, which is the size of the {what} of all heads")
         self._check("a name of transformers.activations.ACT2FN", "hidden_act", "output_gate_act")
         self._check(FORMS, "retention_form")
         self._check_decay_range()
