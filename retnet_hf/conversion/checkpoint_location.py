@@ -27,8 +27,7 @@ def require_no_adapter(folder: Path) -> None:
 def locate(source: str) -> Path:
     """Returns the path `source`. If it does not exist, downloads the Hugging Face repository of that name.
 
-    Raises:
-        CheckpointError: if the repository cannot be downloaded.
+    Raises CheckpointError if the repository cannot be downloaded.
     """
     path = Path(source).expanduser()
     if path.exists() or not is_repository_name(source):

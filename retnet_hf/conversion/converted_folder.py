@@ -40,12 +40,11 @@ def write_folder(
 ) -> PreTrainedModel:
     """Converts a checkpoint, and replaces `output` with the finished folder. If anything fails, `output` is unchanged.
 
+    Raises CheckpointError for values that cannot be read or are not finite, or if `output` must not be replaced.
+
     Args:
         licence: licence of the weights; if absent, the source's.
         done: called after each move. source: name of the source in the model card; the name of its path if absent.
-
-    Raises:
-        CheckpointError: for values that cannot be read or are not finite, or if `output` must not be replaced.
     """
     folder = checkpoint.folder
     with made_beside(output, overwrite, (checkpoint.path, *checkpoint.files)) as partial:
@@ -88,8 +87,7 @@ def write_foreign_folder(
 ) -> None:
     """Writes a model and its tokenizer as a folder in another format. If anything fails, `output` is unchanged.
 
-    Raises:
-        CheckpointError: if nothing is written in the format, the format cannot express the model, or `output` must stay.
+    Raises CheckpointError if nothing is written in the format, the format cannot express the model, or `output` must stay.
     """
     writers = {name: getattr(form, f"to_{name}") for name, form in FORMATS.items() if hasattr(form, f"to_{name}")}
     if target not in writers:

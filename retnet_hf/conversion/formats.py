@@ -35,8 +35,7 @@ def format_of(checkpoint: Checkpoint) -> str | None:
 def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Conversion:
     """Returns the checked plan for a checkpoint, for the given format or else the recognised one.
 
-    Raises:
-        CheckpointError: if the checkpoint cannot be converted.
+    Raises CheckpointError if the checkpoint cannot be converted.
     """
     found = format_of(checkpoint) if format_name is None else format_name
     if found == OURS:

@@ -96,13 +96,12 @@ class Conversion:
     ) -> PreTrainedModel:
         """Returns the model. Values are read one move at a time.
 
+        Raises CheckpointError for values that are not finite, have a dtype that no model is trained in, or differ from the
+        values that the configuration implies.
+
         Args:
             done: called after each move. keep: called with each tensor that was computed, instead of read from `theirs`. Its
                 result becomes the parameter.
-
-        Raises:
-            CheckpointError: for values that are not finite, have a dtype that no model is trained in, or differ from the
-                values that the configuration implies.
         """
         model = self.empty_model()
         expected, values = saved_tensors(model), {}
@@ -259,11 +258,10 @@ def written(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Returns the foreign state dict and `config`. They are read back, to refuse what the format cannot express.
 
+    Raises ValueError for a field of the configuration that would be read back with another meaning.
+
     Args:
         plan: the reader of the format. moves: moves of the model; if absent, of the plan for `config` without shapes.
-
-    Raises:
-        ValueError: for a field of the configuration that would be read back with another meaning.
     """
     ours = model.config
     try:

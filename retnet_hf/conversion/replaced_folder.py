@@ -43,8 +43,7 @@ def write_whole(file: Path, text: str) -> None:
 def locked(output: Path) -> Iterator[Path]:
     """Locks a folder for other processes within the block. Yields the locked file, which is removed after the block.
 
-    Raises:
-        CheckpointError: if another process holds the lock.
+    Raises CheckpointError if another process holds the lock.
     """
     output = output.expanduser().resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
