@@ -30,8 +30,7 @@ COMPARED_BYTES = 2**16  # bytes at the beginning and in the middle of each file 
 def dequantised(source: str) -> str:
     """Unpacks a GGUF file, or the one in an installed package, and returns its folder. Raises InputError on failure."""
     try:
-        file = gguf_file(source)
-        if file is None:
+        if (file := gguf_file(source)) is None:
             raise InputError(f"no such file: {source}")
         return str(unpacked(file))
     except SourceError as error:
