@@ -65,9 +65,8 @@ class Checkpoint:
             except OSError as error:
                 raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
             if pointer:
-                raise CheckpointError(
-                    f"{file} is a pointer of git-lfs, not the weights: run 'git lfs pull' in {file.parent}"
-                )
+                advice = f"run 'git lfs pull' in {file.parent}"
+                raise CheckpointError(f"{file} is a pointer of git-lfs, not the weights: {advice}")
             for name, tensor in self._read(file).items():
                 if name in self.tensors:
                     raise CheckpointError(f"tensor {name} is in more than one file; the second one is {file.name}")
@@ -90,11 +89,10 @@ class Checkpoint:
 
 def _weight_files(path: Path) -> list[Path]:
     """Returns the weight files of `path`, all of which exist."""
+    endings = ", ".join(SAFETENSORS + PICKLES)
     if path.is_file():
         if not path.name.lower().endswith(SAFETENSORS + PICKLES):
-            raise CheckpointError(
-                f"{path} is not a weights file: its name must end with one of {', '.join(SAFETENSORS + PICKLES)}"
-            )
+            raise CheckpointError(f"{path} is not a weights file: its name must end with one of {endings}")
         return [path]
     if not path.is_dir():
         raise CheckpointError(f"{path} is neither a file nor a folder")
@@ -108,7 +106,7 @@ def _weight_files(path: Path) -> list[Path]:
             raise CheckpointError(f"{path} holds several weight files and no index: give the path of one of them")
         if files:
             return files
-    raise CheckpointError(f"{path} holds no weights: no file in it ends with {', '.join(SAFETENSORS + PICKLES)}")
+    raise CheckpointError(f"{path} holds no weights: no file in it ends with {endings}")
 
 
 def _files_of_index(index: Path) -> list[Path]:
@@ -173,10 +171,8 @@ def _unpickle(file: Path) -> Any:
         if not isinstance(error, pickle.UnpicklingError):
             raise CheckpointError(f"{file} is damaged, or not a PyTorch file: {first_line(error)}") from error
         refused = " ".join(str(error).partition("GLOBAL ")[2].split()[:1])  # the name that torch quotes, if it does
-        raise CheckpointError(
-            f"{file} holds more than tensors and plain values, or is damaged. Reading it could run code in it, and is "
-            f"therefore refused{refused and f': {refused}'}"
-        ) from error
+        risk = f"Reading it could run code in it, and is therefore refused{refused and f': {refused}'}"
+        raise CheckpointError(f"{file} holds more than tensors and plain values, or is damaged. {risk}") from error
 
 
 def _weights_in(held: Any, file: Path) -> Mapping[str, Tensor]:

@@ -18,10 +18,9 @@ def is_repository_name(source: str) -> bool:
 def require_no_adapter(folder: Path) -> None:
     """Raises CheckpointError for a folder that holds an adapter, such as LoRA, without its model."""
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder} holds an adapter of PEFT, not a model: load it with peft's AutoPeftModelForCausalLM, call its "
-            "merge_and_unload(), and save the result and the tokenizer in another folder"
-        )
+        then = "call its merge_and_unload(), and save the result and the tokenizer in another folder"
+        advice = f"load it with peft's AutoPeftModelForCausalLM, {then}"
+        raise CheckpointError(f"{folder} holds an adapter of PEFT, not a model: {advice}")
 
 
 def locate(source: str) -> Path:
@@ -40,6 +39,5 @@ def locate(source: str) -> Path:
     try:
         return Path(snapshot_download(source, allow_patterns=patterns))
     except (OSError, ValueError, HFValidationError) as error:
-        raise CheckpointError(
-            f"{source} does not exist here, and no repository of this name can be downloaded: {first_line(error)}"
-        ) from error
+        said = f"no repository of this name can be downloaded: {first_line(error)}"
+        raise CheckpointError(f"{source} does not exist here, and {said}") from error

@@ -27,10 +27,8 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
     if family is None:
         return hybrid_fields(content) if content.get("attn") else content
     if content.get("quantization_config"):
-        raise ValueError(
-            f"quantization_config in config.json has no counterpart for the family {family.name}: load weights that are not "
-            "quantised, and pass a quantization_config as an argument"
-        )
+        advice = "load weights that are not quantised, and pass a quantization_config as an argument"
+        raise ValueError(f"quantization_config in config.json has no counterpart for the family {family.name}: {advice}")
     labels = ("num_labels", "id2label", "label2id", "problem_type")
     kept = ("torch_dtype", "dtype", "attn_implementation", "_commit_hash", *labels)
     others = {name: content[name] for name in kept if content.get(name) is not None}

@@ -43,11 +43,10 @@ def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Conversio
     if found is None:
         model_type = (checkpoint.config or {}).get("model_type")
         declared = f" (model_type {model_type!r} in config.json)" if isinstance(model_type, str) else ""
-        hint = f": `retnet-hf linearize` makes a RetNet from a {model_type}" if model_type in _TEACHERS else ""
-        raise CheckpointError(
-            f"{checkpoint.path}{declared} has none of the formats {', '.join(FORMATS)}"
-            + (hint or f": its first tensor is {next(iter(checkpoint.shapes))}")
-        )
+        hint = f"its first tensor is {next(iter(checkpoint.shapes))}"
+        if model_type in _TEACHERS:
+            hint = f"`retnet-hf linearize` makes a RetNet from a {model_type}"
+        raise CheckpointError(f"{checkpoint.path}{declared} has none of the formats {', '.join(FORMATS)}: {hint}")
     try:
         plan = FORMATS[found].plan(checkpoint.shapes, checkpoint.config)
         plan.config.model_type = type(plan.config).model_type  # the file may have another

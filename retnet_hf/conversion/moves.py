@@ -76,10 +76,8 @@ class Conversion:
                 raise CheckpointError(f"{filled[name]} tensors of the checkpoint would become {name}")
         for move in self.moves:
             if unknown := [name for name in move.targets if name not in expected]:
-                raise CheckpointError(
-                    f"tensor {move.sources[0]} has no place in {self.model_class.__name__}: with this configuration, "
-                    f"the model has no {unknown[0]}"
-                )
+                reason = f"with this configuration, the model has no {unknown[0]}"
+                raise CheckpointError(f"tensor {move.sources[0]} has no place in {self.model_class.__name__}: {reason}")
             if move.change.backward is None:
                 continue
             theirs = move.change.backward([expected[name] for name in move.targets])

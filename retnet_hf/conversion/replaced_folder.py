@@ -52,9 +52,8 @@ def locked(output: Path) -> Iterator[Path]:
     try:
         lock.acquire(blocking=False)
     except Timeout as error:
-        raise CheckpointError(
-            f"another process is working in {output}: wait until it has ended, or give another folder"
-        ) from error
+        advice = "wait until it has ended, or give another folder"
+        raise CheckpointError(f"another process is working in {output}: {advice}") from error
     try:
         yield file
     finally:

@@ -77,15 +77,12 @@ def plan_with_prefixes(
 ) -> Conversion:
     """Returns the plan of torchscale's layout, or of syncdoth's, which has the same tensors under other prefixes."""
     if config is None:
-        raise CheckpointError(
-            f"the format {target_format} needs a configuration: a config.json next to the weights, or arguments in them"
-        )
+        needed = "a config.json next to the weights, or arguments in them"
+        raise CheckpointError(f"the format {target_format} needs a configuration: {needed}")
     homeless = {re.sub(r"^.*layers\.\d+\.", "", name) for name in shapes if re.search(r"\.bias$|ffn_layernorm", name)}
     if homeless:
-        raise CheckpointError(
-            f"the format {target_format} in this layout has tensors without a place in RetNetConfig, which has no biases "
-            f"and only RMS norms: {', '.join(sorted(homeless))}"
-        )
+        said = f"the format {target_format} in this layout has tensors without a place in RetNetConfig"
+        raise CheckpointError(f"{said}, which has no biases and only RMS norms: {', '.join(sorted(homeless))}")
     if config.get("vocab_size", -1) <= 0 and f"{body}embed_tokens.weight" in shapes:  # fairseq stores it in its dictionary
         config = {**config, "vocab_size": shapes[f"{body}embed_tokens.weight"][0]}
     ours = RetNetConfig(**config)

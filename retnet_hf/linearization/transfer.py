@@ -39,10 +39,8 @@ def softmax_config(source: PreTrainedConfig) -> RetNetHybridConfig:
     """
     kind = source.model_type
     if kind not in SOURCES:
-        raise SourceError(
-            f"a model of model_type {kind!r} cannot be linearized. Supported are {', '.join(SOURCES)}, without mixtures of "
-            "experts."
-        )
+        supported = f"Supported are {', '.join(SOURCES)}, without mixtures of experts."
+        raise SourceError(f"a model of model_type {kind!r} cannot be linearized. {supported}")
     if quantised := getattr(source, "quantization_config", None):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
         raise SourceError(f"the model's weights are quantised ({method}): linearization needs full or half precision.")
