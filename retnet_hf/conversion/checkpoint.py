@@ -150,13 +150,10 @@ def _what_is_cut_off(file: Path) -> str | None:
                 return f"{file} is cut off within its header, before the first tensor"
             header = json.loads(stream.read(length))
         available = os.path.getsize(file) - 8 - length
-        entries = sorted((entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__")
-        return next(
-            f"tensor {name} is incomplete: {file} ends {end - available:,} bytes before its end"
-            for end, name in entries
-            if end > available
-        )
-    except Exception:  # an unreadable header says nothing about tensors
+        entries = ((entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__")
+        end, name = min(entry for entry in entries if entry[0] > available)
+        return f"tensor {name} is incomplete: {file} ends {end - available:,} bytes before its end"
+    except Exception:  # an unreadable header says nothing about tensors, and a complete file has none that is cut off
         return None
 
 

@@ -468,12 +468,8 @@ class TextRun(TrainingRun):
         return self.prompt, "".join(written)
 
     def trainer(self, **kwargs: Any) -> Trainer:
-        return Trainer(
-            args=self.arguments(),
-            data_collator=functools.partial(collate, form=self.recipe.form),
-            processing_class=self.tokenizer,
-            **kwargs,
-        )
+        collator = functools.partial(collate, form=self.recipe.form)
+        return Trainer(args=self.arguments(), data_collator=collator, processing_class=self.tokenizer, **kwargs)
 
     def finish(self, trainer: Trainer) -> None:
         recipe, partial = self.recipe, self.folder.partial
