@@ -307,14 +307,12 @@ class TrainingRun(TrainerCallback):
             eval_strategy="steps",
             eval_steps=self.course.eval_every,
             eval_on_start=self.checkpoint is None,
-            save_strategy="steps",
             save_steps=self.course.eval_every,
             save_total_limit=1,
             remove_unused_columns=False,
             dataloader_pin_memory=torch.accelerator.is_available(),
             use_cpu=not torch.accelerator.is_available(),  # otherwise accelerate connects no processes
             disable_tqdm=True,
-            report_to="none",
             **further,
         )
         # Each process uses one GPU. A process with all GPUs would multiply the batch size.
