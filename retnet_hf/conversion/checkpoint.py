@@ -56,7 +56,7 @@ class Checkpoint:
         self.folder = path if path.is_dir() else path.parent
         self.files = _weight_files(path)
         file = self.folder / "config.json"
-        self.config = _possible(_read_json(file), file) if file.is_file() else None
+        self.config = _possible(read_json(file), file) if file.is_file() else None
         self.tensors: dict[str, Tensor] = {}  # mapped from the files: values are read when they are used
         for file in self.files:
             try:
@@ -110,7 +110,7 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _files_of_index(index: Path) -> list[Path]:
-    homes = _read_json(index).get("weight_map")
+    homes = read_json(index).get("weight_map")
     if not isinstance(homes, dict) or not all(isinstance(home, str) for home in homes.values()):
         raise CheckpointError(f"{index} has no weight_map from tensors to files")
     for tensor, home in homes.items():
@@ -121,13 +121,14 @@ def _files_of_index(index: Path) -> list[Path]:
     return [index.parent / home for home in sorted(set(homes.values()))]
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path, otherwise: str = "holds no JSON object") -> dict[str, Any]:
+    """Returns the object in a JSON file. Raises CheckpointError if the file contains anything else."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {first_line(error)}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds no JSON object")
+        raise CheckpointError(f"{file} {otherwise}")
     return content
 
 

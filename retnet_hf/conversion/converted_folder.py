@@ -109,7 +109,7 @@ def _complete(partial: Path, model: PreTrainedModel, source: Path, output: Path,
     for name in TOKENIZER:
         if (source / name).is_file():
             shutil.copyfile(source / name, partial / name)
-    fields = {"license": licence} if licence else licence_of(source) or {}
+    fields = {"license": licence} if licence else licence_of(source)
     stated = fields.get("license_name") or fields.get("license") or "not stated"
     stated = ", ".join(map(str, stated)) if isinstance(stated, list) else stated
     text = f"\n## Origin\n\n{origin} with retnet-hf {__version__}. Licence of the source: {stated}.\n"
@@ -128,13 +128,10 @@ def how_to_load(model: PreTrainedModel, folder: str) -> str:
     return f"import retnet_hf; from transformers import {auto_class}; {auto_class}.from_pretrained({folder!r})"
 
 
-def licence_of(folder: Path) -> dict[str, Any] | None:
-    """Returns the licence fields of the model card in the source's folder, or None without a card."""
-    card = folder / "README.md"
-    if not card.is_file():
-        return None
+def licence_of(folder: Path) -> dict[str, Any]:
+    """Returns the licence fields of the model card in the source's folder, or {} if there is none."""
     try:
-        data = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict()
+        data = ModelCard.load(folder / "README.md", ignore_metadata_errors=True).data.to_dict()
         return {field: data[field] for field in ("license", "license_name", "license_link") if field in data}
-    except Exception:  # damaged YAML may lead to any error; the licence is then unknown
-        return None
+    except Exception:  # no card, or damaged YAML, which may lead to any error
+        return {}

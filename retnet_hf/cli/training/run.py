@@ -37,8 +37,8 @@ from transformers import (
     TrainingArguments,
 )
 
+from retnet_hf.conversion.checkpoint import read_json
 from retnet_hf.conversion.converted_folder import licence_of
-from retnet_hf.conversion.errors import first_line
 from retnet_hf.conversion.formats import reason_of
 from retnet_hf.conversion.replaced_folder import replace as publish
 from retnet_hf.conversion.replaced_folder import write_whole
@@ -381,13 +381,8 @@ class Recipe:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Returns fields of RetNetConfig from a JSON file. Raises InputError if the file contains anything else."""
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file} cannot be read as JSON: {first_line(error)}") from error
-    if not isinstance(fields, dict):
-        raise InputError(f"{file} must hold a JSON object with fields of RetNetConfig")
+    """Returns fields of RetNetConfig from a JSON file. Raises CheckpointError or InputError for anything else."""
+    fields = read_json(file, "must hold a JSON object with fields of RetNetConfig")
     if fields.get("model_type", "retnet") != "retnet":
         raise InputError(f'{file} describes a model of type "{fields["model_type"]}", not "retnet"')
     return fields
@@ -495,12 +490,11 @@ class TextRun(TrainingRun):
 def source_metadata(name: str) -> dict[str, Any]:
     """Returns metadata for the card of a model made from another: its repository, and its licence if known."""
     if Path(name).is_dir():
-        return licence_of(Path(name)) or {}
+        return licence_of(Path(name))
     try:
-        licence = licence_of(Path(hf_hub_download(name, "README.md")).parent)
+        return {"base_model": name} | licence_of(Path(hf_hub_download(name, "README.md")).parent)
     except (OSError, HfHubHTTPError):  # no card or no network
-        licence = None
-    return {"base_model": name, **(licence or {})}
+        return {"base_model": name}
 
 
 def prepare(sources: list[str], documents: list[Any], folder: TrainingFolder, recipe: Recipe, course: Course) -> TextRun:
