@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
-from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetPreTrainedModel
 
 from .changes import Shape
 from .dialect import Dialect
@@ -73,7 +73,7 @@ def plan_with_prefixes(
     config: dict[str, Any] | None,
     body: str,
     head: str,
-    model_class: type[RetNetForCausalLM | RetNetModel] = RetNetForCausalLM,
+    model_class: type[RetNetPreTrainedModel] = RetNetForCausalLM,
 ) -> Conversion:
     """Returns the plan of torchscale's layout, or of syncdoth's, which has the same tensors under other prefixes."""
     if config is None:
@@ -95,11 +95,7 @@ def plan_with_prefixes(
 
 
 def planned_moves(
-    ours: RetNetConfig,
-    body: str,
-    head: str,
-    tied_twice: bool,
-    model_class: type[RetNetForCausalLM | RetNetModel] = RetNetForCausalLM,
+    ours: RetNetConfig, body: str, head: str, tied_twice: bool, model_class: type[RetNetPreTrainedModel] = RetNetForCausalLM
 ) -> list[Move]:
     """Returns all moves of the layout, from the configuration alone.
 

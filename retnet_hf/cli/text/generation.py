@@ -245,11 +245,7 @@ class Conversation:
     """A conversation of a user and a model that can be rewound, branched and saved. `arguments`: of `generate`."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        arguments: dict[str, Any],
-        system: str | None = None,
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, arguments: dict, system: str | None = None
     ) -> None:
         self.model, self.tokenizer, self.arguments = model, tokenizer, arguments
         self.memory = Memory([] if system is None else [{"role": "system", "content": system}])

@@ -403,9 +403,7 @@ def collate(blocks: list[Tensor] | list[tuple[Tensor, Tensor]], form: str = "aut
     return {"input_ids": ids, "labels": labels, "retention_form": form, "skip_logits": True}
 
 
-def chat_example(
-    messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, block_size: int
-) -> tuple[Tensor, Tensor]:
+def chat_example(messages: list[dict], tokenizer: PreTrainedTokenizerBase, block_size: int) -> tuple[Tensor, Tensor]:
     """Returns ids (T,) of a conversation as in `retnet-hf chat`, and labels (T,): -100 except for the answers."""
     ids, labels, written = [], [], ""
     for number, message in enumerate(messages):
