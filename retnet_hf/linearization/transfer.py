@@ -12,6 +12,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
 from retnet_hf.arguments.checks import scheduled_decays
+from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.retnet.configuration_retnet import OF_HYBRIDS
 
 from .reach_of_heads import HeadMeasures
@@ -27,7 +28,7 @@ SOURCES: dict[str, dict[str, bool]] = {
 }
 
 
-class SourceError(ValueError):
+class SourceError(CheckpointError):
     """Raised for a model that cannot be linearized. The message is a sentence."""
 
 
