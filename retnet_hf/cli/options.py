@@ -20,6 +20,7 @@ run_option, model_option, data_option, training_option, sampling_option = (
     functools.partial(typer.Option, rich_help_panel=panel) for panel in ("Run", "Model", "Text", "Training", "Sampling")
 )
 argument = functools.partial(typer.Argument, show_default=False)
+WORDS = {"bool": " ", "int": "N", "float": "X", "Path": "PATH", "str": "NAME"}  # what help shows for a value of a type
 Model = Annotated[str, argument(metavar="MODEL", help="Folder of a model, or its name on the Hub: NAME or NAME@REVISION.")]
 Threads = Annotated[int | None, run_option(min=1, help="CPU threads. Absent: OMP_NUM_THREADS, or all cores.")]
 WriterThreads = Annotated[
@@ -64,11 +65,7 @@ class Command(TyperCommand):
         hints = getattr(self.callback, "__annotations__", {})
         for option in self.params:
             kinds = str(get_args(hints.get(option.name))[:1])  # such as "(int | None,)"
-            words = (
-                word
-                for kind, word in (("bool", " "), ("int", "N"), ("float", "X"), ("Path", "PATH"), ("str", "NAME"))
-                if kind in kinds
-            )
+            words = (word for kind, word in WORDS.items() if kind in kinds)
             if "Literal" not in kinds:
                 option.metavar = option.metavar or next(words, None)
         before, title, examples = (self.help or "").partition("[bold]Examples[/bold]\n\n")

@@ -55,15 +55,11 @@ def even_share(number: int, largest: int) -> int:
 def require_examples(training: int, evaluation: int, batch_size: int) -> None:
     """Raises InputError if several processes have too few examples. Trainer drops batches that are not full."""
     if RANKS > 1 and training < batch_size:
-        raise InputError(
-            f"several processes need a full batch, but there are only {training} training examples: try a --batch-size of "
-            "at most that number"
-        )
+        there = f"there are only {training} training examples: try a --batch-size of at most that number"
+        raise InputError(f"several processes need a full batch, but {there}")
     if evaluation < RANKS > 1:
-        raise InputError(
-            f"{RANKS} processes need as many held-out examples, but there are only {evaluation}: try more data, a larger "
-            "--eval-fraction or fewer processes"
-        )
+        there = f"there are only {evaluation}: try more data, a larger --eval-fraction or fewer processes"
+        raise InputError(f"{RANKS} processes need as many held-out examples, but {there}")
 
 
 def join() -> None:

@@ -32,10 +32,9 @@ def run() -> None:
         states = kept.setdefault(id(model), library.PrefixStates(model, memory, generate=functools.partial(plain, model)))
         reused, read = states.reused, states.read
         output = states.generate(input_ids, **kwargs)
-        prompt = f"read {states.read - read:,} tokens of a prompt, and knew {states.reused - reused:,}"
-        print(
-            f"retnet-hf: {prompt}; {len(states.states)} states, {states.nbytes / 1e6:,.1f} MB", file=sys.stderr, flush=True
-        )
+        said = f"read {states.read - read:,} tokens of a prompt, and knew {states.reused - reused:,}"
+        said += f"; {len(states.states)} states, {states.nbytes / 1e6:,.1f} MB"
+        print(f"retnet-hf: {said}", file=sys.stderr, flush=True)
         return output
 
     if memory:

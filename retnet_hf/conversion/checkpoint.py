@@ -43,11 +43,10 @@ _HARMLESS = [
 class Checkpoint:
     """An open checkpoint. Names, shapes and dtypes are read at once, values when they are used.
 
+    Raises CheckpointError if the checkpoint does not exist, is damaged, or could only be read by running code in it.
+
     Args:
         path: a folder with config.json and weights, or a file of weights. A config.json next to the file is read, too.
-
-    Raises:
-        CheckpointError: if the checkpoint does not exist, is damaged, or could only be read by running code in it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +56,7 @@ class Checkpoint:
         self.folder = path if path.is_dir() else path.parent
         self.files = _weight_files(path)
         file = self.folder / "config.json"
-        self.config = _possible(_read_json(file), file) if file.is_file() else None
+        self.config = _possible(read_json(file), file) if file.is_file() else None
         self.tensors: dict[str, Tensor] = {}  # mapped from the files: values are read when they are used
         for file in self.files:
             try:
@@ -66,9 +65,8 @@ class Checkpoint:
             except OSError as error:
                 raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
             if pointer:
-                raise CheckpointError(
-                    f"{file} is a pointer of git-lfs, not the weights: run 'git lfs pull' in {file.parent}"
-                )
+                advice = f"run 'git lfs pull' in {file.parent}"
+                raise CheckpointError(f"{file} is a pointer of git-lfs, not the weights: {advice}")
             for name, tensor in self._read(file).items():
                 if name in self.tensors:
                     raise CheckpointError(f"tensor {name} is in more than one file; the second one is {file.name}")
@@ -91,11 +89,10 @@ class Checkpoint:
 
 def _weight_files(path: Path) -> list[Path]:
     """Returns the weight files of `path`, all of which exist."""
+    endings = ", ".join(SAFETENSORS + PICKLES)
     if path.is_file():
         if not path.name.lower().endswith(SAFETENSORS + PICKLES):
-            raise CheckpointError(
-                f"{path} is not a weights file: its name must end with one of {', '.join(SAFETENSORS + PICKLES)}"
-            )
+            raise CheckpointError(f"{path} is not a weights file: its name must end with one of {endings}")
         return [path]
     if not path.is_dir():
         raise CheckpointError(f"{path} is neither a file nor a folder")
@@ -109,11 +106,11 @@ def _weight_files(path: Path) -> list[Path]:
             raise CheckpointError(f"{path} holds several weight files and no index: give the path of one of them")
         if files:
             return files
-    raise CheckpointError(f"{path} holds no weights: no file in it ends with {', '.join(SAFETENSORS + PICKLES)}")
+    raise CheckpointError(f"{path} holds no weights: no file in it ends with {endings}")
 
 
 def _files_of_index(index: Path) -> list[Path]:
-    homes = _read_json(index).get("weight_map")
+    homes = read_json(index).get("weight_map")
     if not isinstance(homes, dict) or not all(isinstance(home, str) for home in homes.values()):
         raise CheckpointError(f"{index} has no weight_map from tensors to files")
     for tensor, home in homes.items():
@@ -124,13 +121,14 @@ def _files_of_index(index: Path) -> list[Path]:
     return [index.parent / home for home in sorted(set(homes.values()))]
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path, otherwise: str = "holds no JSON object") -> dict[str, Any]:
+    """Returns the object in a JSON file. Raises CheckpointError if the file contains anything else."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {first_line(error)}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds no JSON object")
+        raise CheckpointError(f"{file} {otherwise}")
     return content
 
 
@@ -153,13 +151,10 @@ def _what_is_cut_off(file: Path) -> str | None:
                 return f"{file} is cut off within its header, before the first tensor"
             header = json.loads(stream.read(length))
         available = os.path.getsize(file) - 8 - length
-        entries = sorted((entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__")
-        return next(
-            f"tensor {name} is incomplete: {file} ends {end - available:,} bytes before its end"
-            for end, name in entries
-            if end > available
-        )
-    except Exception:  # an unreadable header says nothing about tensors
+        entries = ((entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__")
+        end, name = min(entry for entry in entries if entry[0] > available)
+        return f"tensor {name} is incomplete: {file} ends {end - available:,} bytes before its end"
+    except Exception:  # an unreadable header says nothing about tensors, and a complete file has none that is cut off
         return None
 
 
@@ -174,10 +169,8 @@ def _unpickle(file: Path) -> Any:
         if not isinstance(error, pickle.UnpicklingError):
             raise CheckpointError(f"{file} is damaged, or not a PyTorch file: {first_line(error)}") from error
         refused = " ".join(str(error).partition("GLOBAL ")[2].split()[:1])  # the name that torch quotes, if it does
-        raise CheckpointError(
-            f"{file} holds more than tensors and plain values, or is damaged. Reading it could run code in it, and is "
-            f"therefore refused{refused and f': {refused}'}"
-        ) from error
+        risk = f"Reading it could run code in it, and is therefore refused{refused and f': {refused}'}"
+        raise CheckpointError(f"{file} holds more than tensors and plain values, or is damaged. {risk}") from error
 
 
 def _weights_in(held: Any, file: Path) -> Mapping[str, Tensor]:

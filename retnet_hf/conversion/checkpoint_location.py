@@ -24,17 +24,15 @@ def is_repository_name(source: str) -> bool:
 def require_no_adapter(folder: Path) -> None:
     """Raises CheckpointError for a folder that holds an adapter, such as LoRA, without its model."""
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder} holds an adapter of PEFT, not a model: load it with peft's AutoPeftModelForCausalLM, call its "
-            "merge_and_unload(), and save the result and the tokenizer in another folder"
-        )
+        then = "call its merge_and_unload(), and save the result and the tokenizer in another folder"
+        advice = f"load it with peft's AutoPeftModelForCausalLM, {then}"
+        raise CheckpointError(f"{folder} holds an adapter of PEFT, not a model: {advice}")
 
 
 def locate(source: str) -> Path:
     """Returns the path `source`. If it does not exist, downloads the Hugging Face repository of that name and revision.
 
-    Raises:
-        CheckpointError: if the repository cannot be downloaded.
+    Raises CheckpointError if the repository cannot be downloaded.
     """
     path = Path(source).expanduser()
     if path.exists() or not is_repository_name(source):
@@ -48,6 +46,5 @@ def locate(source: str) -> Path:
         repository, revision = repository_of(source)
         return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except (OSError, ValueError, HFValidationError) as error:
-        raise CheckpointError(
-            f"{source} does not exist here, and no repository of this name can be downloaded: {first_line(error)}"
-        ) from error
+        said = f"no repository of this name can be downloaded: {first_line(error)}"
+        raise CheckpointError(f"{source} does not exist here, and {said}") from error

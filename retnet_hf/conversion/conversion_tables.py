@@ -17,8 +17,7 @@ from .formats import FORMATS, OURS, format_of, plan_of, reason_of
 def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     """Returns a table of facts about a checkpoint, and a table of the decays of its heads if it has decays.
 
-    Raises:
-        CheckpointError: if its config.json cannot be used.
+    Raises CheckpointError if its config.json cannot be used.
     """
     format_name, config = format_of(checkpoint), None
     files, tensors = len(checkpoint.files), checkpoint.tensors.values()

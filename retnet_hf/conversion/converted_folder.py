@@ -41,12 +41,11 @@ def write_folder(
 ) -> PreTrainedModel:
     """Converts a checkpoint, and replaces `output` with the finished folder. If anything fails, `output` is unchanged.
 
+    Raises CheckpointError for values that cannot be read or are not finite, or if `output` must not be replaced.
+
     Args:
         licence: licence of the weights; if absent, the source's.
         done: called after each move. source: name of the source in the model card; the name of its path if absent.
-
-    Raises:
-        CheckpointError: for values that cannot be read or are not finite, or if `output` must not be replaced.
     """
     folder = checkpoint.folder
     with made_beside(output, overwrite, (checkpoint.path, *checkpoint.files)) as partial:
@@ -89,8 +88,7 @@ def write_foreign_folder(
 ) -> None:
     """Writes a model and its tokenizer as a folder in another format. If anything fails, `output` is unchanged.
 
-    Raises:
-        CheckpointError: if nothing is written in the format, the format cannot express the model, or `output` must stay.
+    Raises CheckpointError if nothing is written in the format, the format cannot express the model, or `output` must stay.
     """
     writers = {name: getattr(form, f"to_{name}") for name, form in FORMATS.items() if hasattr(form, f"to_{name}")}
     if target not in writers:
@@ -115,7 +113,7 @@ def _complete(partial: Path, model: PreTrainedModel, source: Path, output: Path,
     for name in TOKENIZER:
         if (source / name).is_file():
             shutil.copyfile(source / name, partial / name)
-    fields = {"license": licence} if licence else licence_of(source) or {}
+    fields = {"license": licence} if licence else licence_of(source)
     stated = fields.get("license_name") or fields.get("license") or "not stated"
     stated = ", ".join(map(str, stated)) if isinstance(stated, list) else stated
     text = f"\n## Origin\n\n{origin} with retnet-hf {__version__}. Licence of the source: {stated}.\n"
@@ -134,13 +132,10 @@ def how_to_load(model: PreTrainedModel, folder: str) -> str:
     return f"import retnet_hf; from transformers import {auto_class}; {auto_class}.from_pretrained({folder!r})"
 
 
-def licence_of(folder: Path) -> dict[str, Any] | None:
-    """Returns the licence fields of the model card in the source's folder, or None without a card."""
-    card = folder / "README.md"
-    if not card.is_file():
-        return None
+def licence_of(folder: Path) -> dict[str, Any]:
+    """Returns the licence fields of the model card in the source's folder, or {} if there is none."""
     try:
-        data = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict()
+        data = ModelCard.load(folder / "README.md", ignore_metadata_errors=True).data.to_dict()
         return {field: data[field] for field in ("license", "license_name", "license_link") if field in data}
-    except Exception:  # damaged YAML may lead to any error; the licence is then unknown
-        return None
+    except Exception:  # no card, or damaged YAML, which may lead to any error
+        return {}

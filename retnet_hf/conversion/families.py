@@ -19,8 +19,7 @@ DIALECTS = (FLA, TORCHSCALE, *(dialect for family in FAMILIES for dialect in fam
 def fields_of(content: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of RetNetHybridConfig for a config.json of any family.
 
-    Raises:
-        ValueError: for an option that changes what the model computes and has no counterpart here.
+    Raises ValueError for an option that changes what the model computes and has no counterpart here.
     """
     family = next((each for each in FAMILIES if each.own_key in content or each.recognises((), content)), None)
     if "slope_offset" in content and family not in (ling.FAMILY, ring.FAMILY, ring_lite.FAMILY):
@@ -28,10 +27,8 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
     if family is None:
         return hybrid_fields(content) if content.get("attn") else content
     if content.get("quantization_config"):
-        raise ValueError(
-            f"quantization_config in config.json has no counterpart for the family {family.name}: load weights that are not "
-            "quantised, and pass a quantization_config as an argument"
-        )
+        advice = "load weights that are not quantised, and pass a quantization_config as an argument"
+        raise ValueError(f"quantization_config in config.json has no counterpart for the family {family.name}: {advice}")
     labels = ("num_labels", "id2label", "label2id", "problem_type")
     kept = ("torch_dtype", "dtype", "attn_implementation", "_commit_hash", *labels)
     others = {name: content[name] for name in kept if content.get(name) is not None}

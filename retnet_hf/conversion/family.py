@@ -152,8 +152,7 @@ class Family:
     def fields(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the fields of RetNetHybridConfig for a config.json.
 
-        Raises:
-            ValueError: for an option that changes what the model computes and has no counterpart here.
+        Raises ValueError for an option that changes what the model computes and has no counterpart here.
         """
         config = ForeignConfig(content, self.name, self.without_effect)
         config.require_one_value(**self.fixed)

@@ -42,8 +42,7 @@ ATTENTION = {  # keys of `attn` with their defaults, and our fields
 def hybrid_fields(content: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of RetNetHybridConfig for a config.json with the key `attn`.
 
-    Raises:
-        ValueError: for softmax layers without a counterpart here.
+    Raises ValueError for softmax layers without a counterpart here.
     """
     stated = content["attn"] if isinstance(content["attn"], list) else [content["attn"]]
     layers = content.get("num_hidden_layers", 24)
@@ -52,10 +51,8 @@ def hybrid_fields(content: dict[str, Any]) -> dict[str, Any]:
     for spec in stated:
         heads = spec.get("num_heads") if isinstance(spec, dict) else None
         if type(heads) is not int or heads < 1 or spec.keys() - known or not isinstance(spec.get("layers") or [], list):
-            raise ValueError(
-                "attn in config.json must have num_heads, a number, layers, a list, and no key but "
-                f"{', '.join(sorted(known))}, got {spec!r}"
-            )
+            needed = f"num_heads, a number, layers, a list, and no key but {', '.join(sorted(known))}"
+            raise ValueError(f"attn in config.json must have {needed}, got {spec!r}")
         window = spec.get("window_size")
         for layer in spec.get("layers") or ():
             if type(layer) is not int or layer not in range(layers) or kinds[layer] != "linear_attention":

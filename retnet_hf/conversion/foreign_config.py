@@ -41,10 +41,8 @@ class ForeignConfig(dict):
         """Raises ValueError for options that are supported with one value only, if the file has another value."""
         for name, value in values.items():
             if self.get(name) not in (value, None):
-                raise ValueError(
-                    f"{name} in config.json must be {value!r} or absent for the format {self.target_format}, "
-                    f"got {self[name]!r}"
-                )
+                needed = f"{value!r} or absent for the format {self.target_format}"
+                raise ValueError(f"{name} in config.json must be {needed}, got {self[name]!r}")
 
     def require_all_read(self) -> None:
         """Raises ValueError for a field that has a value, was not read, and is not known to have no effect."""
@@ -53,10 +51,8 @@ class ForeignConfig(dict):
         for name in self.keys() - self.read - of_transformers - others:
             off = self.get(name) in (None, False, "", [], {})
             if not off and not name.startswith("_") and not re.fullmatch(self.without_effect, name):
-                raise ValueError(
-                    f"{name} in config.json, {self[name]!r}, is not a known field of the format {self.target_format}, and "
-                    "may change what the model computes"
-                )
+                reason = f"is not a known field of the format {self.target_format}, and may change what the model computes"
+                raise ValueError(f"{name} in config.json, {self[name]!r}, {reason}")
 
 
 def decays_with_factors(schedule: str | list[float], heads: int, factors: list[float]) -> list[list[float]]:

@@ -41,8 +41,7 @@ def advice_for(model_type: Any) -> str:
 def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Conversion:
     """Returns the checked plan for a checkpoint, for the given format or else the recognised one.
 
-    Raises:
-        CheckpointError: if the checkpoint cannot be converted.
+    Raises CheckpointError if the checkpoint cannot be converted.
     """
     found = format_of(checkpoint) if format_name is None else format_name
     if found == OURS:
@@ -50,11 +49,8 @@ def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Conversio
     if found is None:
         model_type = (checkpoint.config or {}).get("model_type")
         declared = f" (model_type {model_type!r} in config.json)" if isinstance(model_type, str) else ""
-        hint = advice_for(model_type)
-        raise CheckpointError(
-            f"{checkpoint.path}{declared} has none of the formats {', '.join(FORMATS)}"
-            + (hint or f": its first tensor is {next(iter(checkpoint.shapes))}")
-        )
+        hint = advice_for(model_type) or f": its first tensor is {next(iter(checkpoint.shapes))}"
+        raise CheckpointError(f"{checkpoint.path}{declared} has none of the formats {', '.join(FORMATS)}{hint}")
     try:
         plan = FORMATS[found].plan(checkpoint.shapes, checkpoint.config)
         plan.config.model_type = type(plan.config).model_type  # the file may have another

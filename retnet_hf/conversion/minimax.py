@@ -76,10 +76,8 @@ def alphas_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, 
     """Returns our factors on the stream. Factors on a branch have no field: `MiniMax.plan` folds them into weights."""
     for (transformers, _), beta in zip(FACTORS, factors(config, "beta")):
         if beta != 1:
-            raise ValueError(
-                f"{transformers.format('beta')} in config.json must be 1 or absent, got {beta}: `retnet-hf convert` folds "
-                "it into the weights"
-            )
+            name, advice = transformers.format("beta"), "`retnet-hf convert` folds it into the weights"
+            raise ValueError(f"{name} in config.json must be 1 or absent, got {beta}: {advice}")
     names = ("residual_multiplier", "attention_residual_multiplier", "mlp_residual_multiplier")
     return dict(zip(names, factors(config, "alpha")))
 

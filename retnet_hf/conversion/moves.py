@@ -76,10 +76,8 @@ class Conversion:
                 raise CheckpointError(f"{filled[name]} tensors of the checkpoint would become {name}")
         for move in self.moves:
             if unknown := [name for name in move.targets if name not in expected]:
-                raise CheckpointError(
-                    f"tensor {move.sources[0]} has no place in {self.model_class.__name__}: with this configuration, "
-                    f"the model has no {unknown[0]}"
-                )
+                reason = f"with this configuration, the model has no {unknown[0]}"
+                raise CheckpointError(f"tensor {move.sources[0]} has no place in {self.model_class.__name__}: {reason}")
             if move.change.backward is None:
                 continue
             theirs = move.change.backward([expected[name] for name in move.targets])
@@ -96,13 +94,12 @@ class Conversion:
     ) -> PreTrainedModel:
         """Returns the model. Values are read one move at a time.
 
+        Raises CheckpointError for values that are not finite, have a dtype that no model is trained in, or differ from the
+        values that the configuration implies.
+
         Args:
             done: called after each move. keep: called with each tensor that was computed, instead of read from `theirs`. Its
                 result becomes the parameter.
-
-        Raises:
-            CheckpointError: for values that are not finite, have a dtype that no model is trained in, or differ from the
-                values that the configuration implies.
         """
         model = self.empty_model()
         expected, values = saved_tensors(model), {}
@@ -259,11 +256,10 @@ def written(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Returns the foreign state dict and `config`. They are read back, to refuse what the format cannot express.
 
+    Raises ValueError for a field of the configuration that would be read back with another meaning.
+
     Args:
         plan: the reader of the format. moves: moves of the model; if absent, of the plan for `config` without shapes.
-
-    Raises:
-        ValueError: for a field of the configuration that would be read back with another meaning.
     """
     ours = model.config
     try:

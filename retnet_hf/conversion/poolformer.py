@@ -72,9 +72,8 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
     model_class = MetaFormerForImageClassification
     if of_transformers:
         if config is None:
-            raise CheckpointError(
-                f"transformers' layout of the format {NAME} needs a config.json next to the weights: no tensor shows strides"
-            )
+            needed = "needs a config.json next to the weights: no tensor shows strides"
+            raise CheckpointError(f"transformers' layout of the format {NAME} {needed}")
         fields = {field: config[field] for field in _SAME_FIELDS if field in config}
         if "id2label" not in fields and "classifier.weight" in theirs:
             fields["num_labels"] = theirs["classifier.weight"][0]

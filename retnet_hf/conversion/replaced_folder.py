@@ -43,8 +43,7 @@ def write_whole(file: Path, text: str) -> None:
 def locked(output: Path) -> Iterator[Path]:
     """Locks a folder for other processes within the block. Yields the locked file, which is removed after the block.
 
-    Raises:
-        CheckpointError: if another process holds the lock.
+    Raises CheckpointError if another process holds the lock.
     """
     output = output.expanduser().resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -53,9 +52,8 @@ def locked(output: Path) -> Iterator[Path]:
     try:
         lock.acquire(blocking=False)
     except Timeout as error:
-        raise CheckpointError(
-            f"another process is working in {output}: wait until it has ended, or give another folder"
-        ) from error
+        advice = "wait until it has ended, or give another folder"
+        raise CheckpointError(f"another process is working in {output}: {advice}") from error
     try:
         yield file
     finally:

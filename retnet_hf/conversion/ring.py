@@ -72,10 +72,8 @@ def decays_counted_from(offset: int) -> Together:
     def there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
         chosen = config.get("slope_offset", offset)
         if chosen not in (-1, 0):
-            raise ValueError(
-                "slope_offset must be -1 or 0, for slopes of layer l of L times 1 - (l + slope_offset) / (L - 1), got "
-                f"{chosen!r}"
-            )
+            factor = "for slopes of layer l of L times 1 - (l + slope_offset) / (L - 1)"
+            raise ValueError(f"slope_offset must be -1 or 0, {factor}, got {chosen!r}")
         return {"decay_schedule": alibi_decays(fields, depth_factors(fields["num_hidden_layers"], chosen))}
 
     return Together(there, lambda ours: {})
@@ -86,10 +84,8 @@ def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str
     size, turned = head_dim(fields), config.get("rotary_dim")
     partial = config.get("partial_rotary_factor", (turned or size) / size)
     if turned not in (None, partial * size):
-        raise ValueError(
-            f"rotary_dim in config.json must be partial_rotary_factor ({partial}) times the head size ({size}), or absent, "
-            f"got {turned}"
-        )
+        needed = f"partial_rotary_factor ({partial}) times the head size ({size}), or absent"
+        raise ValueError(f"rotary_dim in config.json must be {needed}, got {turned}")
     base = config.get("rope_theta", 600000)
     return {"rope_parameters": {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": partial}}
 
@@ -103,9 +99,8 @@ def shared_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, 
     """Returns the number of shared experts, which must be as wide as the others."""
     width, shared = fields["moe_intermediate_size"], config.get("num_shared_experts") or 0
     if config.get("moe_shared_expert_intermediate_size") not in (None, width) and shared:
-        raise ValueError(
-            f"moe_shared_expert_intermediate_size in config.json must be moe_intermediate_size, {width}, or absent"
-        )
+        needed = f"moe_intermediate_size, {width}, or absent"
+        raise ValueError(f"moe_shared_expert_intermediate_size in config.json must be {needed}")
     return {"n_shared_experts": shared}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
-from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetPreTrainedModel
 
 from .changes import Shape
 from .dialect import Dialect
@@ -73,19 +73,16 @@ def plan_with_prefixes(
     config: dict[str, Any] | None,
     body: str,
     head: str,
-    model_class: type[RetNetForCausalLM | RetNetModel] = RetNetForCausalLM,
+    model_class: type[RetNetPreTrainedModel] = RetNetForCausalLM,
 ) -> Conversion:
     """Returns the plan of torchscale's layout, or of syncdoth's, which has the same tensors under other prefixes."""
     if config is None:
-        raise CheckpointError(
-            f"the format {target_format} needs a configuration: a config.json next to the weights, or arguments in them"
-        )
+        needed = "a config.json next to the weights, or arguments in them"
+        raise CheckpointError(f"the format {target_format} needs a configuration: {needed}")
     homeless = {re.sub(r"^.*layers\.\d+\.", "", name) for name in shapes if re.search(r"\.bias$|ffn_layernorm", name)}
     if homeless:
-        raise CheckpointError(
-            f"the format {target_format} in this layout has tensors without a place in RetNetConfig, which has no biases "
-            f"and only RMS norms: {', '.join(sorted(homeless))}"
-        )
+        said = f"the format {target_format} in this layout has tensors without a place in RetNetConfig"
+        raise CheckpointError(f"{said}, which has no biases and only RMS norms: {', '.join(sorted(homeless))}")
     if config.get("vocab_size", -1) <= 0 and f"{body}embed_tokens.weight" in shapes:  # fairseq stores it in its dictionary
         config = {**config, "vocab_size": shapes[f"{body}embed_tokens.weight"][0]}
     ours = RetNetConfig(**config)
@@ -98,11 +95,7 @@ def plan_with_prefixes(
 
 
 def planned_moves(
-    ours: RetNetConfig,
-    body: str,
-    head: str,
-    tied_twice: bool,
-    model_class: type[RetNetForCausalLM | RetNetModel] = RetNetForCausalLM,
+    ours: RetNetConfig, body: str, head: str, tied_twice: bool, model_class: type[RetNetPreTrainedModel] = RetNetForCausalLM
 ) -> list[Move]:
     """Returns all moves of the layout, from the configuration alone.
 

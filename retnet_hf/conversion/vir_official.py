@@ -71,23 +71,18 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
     mode = arguments.get("encode_mode", "autoregressive")
     pooling = _POOLINGS.get((pool, "cls_token" in shapes))
     if pooling is None:
-        raise CheckpointError(
-            f"global_pool {pool!r} of the format {NAME} has no counterpart in ViRConfig: the first token sees no other token"
-        )
+        reason = "has no counterpart in ViRConfig: the first token sees no other token"
+        raise CheckpointError(f"global_pool {pool!r} of the format {NAME} {reason}")
     if mode != "autoregressive" and pooling == "class_token":
-        raise CheckpointError(
-            f"encode_mode {mode!r} of the format {NAME} with a class token has no counterpart in ViRConfig: "
-            "its head reads the first patch"
-        )
+        reason = "with a class token has no counterpart in ViRConfig: its head reads the first patch"
+        raise CheckpointError(f"encode_mode {mode!r} of the format {NAME} {reason}")
     if pooling.startswith("mean") and "norm.weight" in shapes:
         raise CheckpointError("tensor norm.weight has no place in ViRConfig, where the mean is taken before the last norm")
 
     heads = arguments.get("num_heads", _RELEASED_HEADS.get(hidden_size))
     if heads is None:
-        raise CheckpointError(
-            f"no ViR of the authors has a hidden size of {hidden_size}, so that the format {NAME} needs a configuration "
-            "with num_heads, since no tensor shows it"
-        )
+        needed = f"the format {NAME} needs a configuration with num_heads, since no tensor shows it"
+        raise CheckpointError(f"no ViR of the authors has a hidden size of {hidden_size}, so that {needed}")
     own_position = not arguments.get("no_embed_class", True) and pooling == "class_token"
     image_size = arguments.get("img_size")
     if image_size is None:

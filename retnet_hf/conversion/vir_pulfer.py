@@ -80,11 +80,9 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
         layer_norm_eps=1e-5,
         num_labels=shapes.get("head.weight", (0,))[0],
     )
-    if math.prod(ours.grid_shape) > positions:
-        raise CheckpointError(
-            f"image_size {ours.image_size!r} has {math.prod(ours.grid_shape)} patches of {patch_size} pixels, "
-            f"but tensor pos_embed has positions for {positions}"
-        )
+    if (patches := math.prod(ours.grid_shape)) > positions:
+        said = f"image_size {ours.image_size!r} has {patches} patches of {patch_size} pixels"
+        raise CheckpointError(f"{said}, but tensor pos_embed has positions for {positions}")
     moves = [move for move in planned_moves(ours, body, positions) if move.targets or move.sources[0] in shapes]
     return Conversion(NAME, ViRForImageClassification, ours, moves)
 

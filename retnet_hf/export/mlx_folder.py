@@ -56,10 +56,8 @@ def mlx_sizes(model: RetNetForCausalLM) -> dict[str, Any]:
         plain = RetNetForCausalLM(config).state_dict()
     shapes = [{(name, tensor.shape) for name, tensor in tensors.items()} for tensors in (model.state_dict(), plain)]
     if other := sorted(shapes[0] ^ shapes[1]):
-        raise ExportError(
-            f"mlx-lm loads only the tensors of a plain RetNet, and {other[0][0]} is additional, absent or of another shape: "
-            "merge adapters first, with merge_and_unload()"
-        )
+        said = f"{other[0][0]} is additional, absent or of another shape: merge adapters first, with merge_and_unload()"
+        raise ExportError(f"mlx-lm loads only the tensors of a plain RetNet, and {said}")
     layers = []
     for index, log_decays in enumerate(inner.decay.of_layers(torch.float32, torch.device("cpu"))):
         layers.append({"log_decays": log_decays.tolist(), "feature_map": config.feature_map_of(index)})

@@ -77,9 +77,7 @@ def write_causal(graph: CausalGraph, file: Path) -> None:
     )
 
 
-def write(
-    module: nn.Module, inputs: tuple[Tensor, ...], file: Path, passed_through: Sequence[str] = (), **axes: Any
-) -> None:
+def write(module: nn.Module, inputs: tuple, file: Path, passed_through: Sequence[str] = (), **axes: Any) -> None:
     """Writes a module with `torch.onnx.export` without its messages, and adds state tensors that are passed through."""
     try:
         with quietly(), torch.no_grad():

@@ -143,8 +143,7 @@ def page_info(
 def copy_packages(folder: Path) -> None:
     """Copies the files of all packages into a folder, each with the file that states its licence.
 
-    Raises:
-        ExportError: if npm is missing, cannot fetch a package, or fetches a wrong one.
+    Raises ExportError if npm is missing, cannot fetch a package, or fetches a wrong one.
     """
     folder.mkdir(parents=True)
     for name, package in PACKAGES.items():

@@ -112,12 +112,9 @@ def model_card(
             sizes |= {"window": config.sliding_window, "sinks": config.attention_sinks}
             sizes["token_numbers"] = f"{config.cache_size_per_token:,}"
         nature = nature.format(**sizes)
-        rows = {
-            "hidden size": config.hidden_size,
-            "layers": config.num_hidden_layers,
-            "heads": f"{config.num_attention_heads} (key size {config.head_dim}, value size {config.value_head_dim})",
-            "vocabulary": config.vocab_size,
-        }
+        heads = f"{config.num_attention_heads} (key size {config.head_dim}, value size {config.value_head_dim})"
+        rows = {"hidden size": config.hidden_size, "layers": config.num_hidden_layers, "heads": heads}
+        rows["vocabulary"] = config.vocab_size
         imports = auto_class if prompt is None else f"{auto_class}, AutoTokenizer"
         example = _MODEL if prompt is None else _MODEL + _GENERATION
         example = example.format(imports=imports, auto_class=auto_class, name=name, prompt=prompt)
@@ -136,15 +133,8 @@ def model_card(
         example = re.sub("^import retnet_hf.*\n", "", example)
         for call in (f'{auto_class}.from_pretrained("{name}"', f'model="{name}"'):
             example = example.replace(call, f"{call}, trust_remote_code=True")
-    text = _CARD.format(
-        name=name,
-        family=family,
-        paper=paper,
-        parameters=model.num_parameters(),
-        nature=nature,
-        rows="".join(f"| {row} | {value} |\n" for row, value in (rows | (facts or {})).items()),
-        needs=_CARRIES if portable else _NEEDS,
-        example=example,
-    )
+    lines = "".join(f"| {row} | {value} |\n" for row, value in (rows | (facts or {})).items())
+    parts = {"name": name, "family": family, "paper": paper, "nature": nature, "rows": lines, "example": example}
+    text = _CARD.format(parameters=model.num_parameters(), needs=_CARRIES if portable else _NEEDS, **parts)
     data = ModelCardData(library_name="transformers", pipeline_tag=task, tags=sorted(tags))
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}{training}")

@@ -18,8 +18,7 @@ class SharedLoading:
     def _load_pretrained_model(model: PreTrainedModel, state_dict, checkpoint_files, load_config, *args, **kwargs):
         """Loads weights as transformers does. If their names are not ours, `dialect_loading` of conversion loads them.
 
-        Raises:
-            ValueError: if the ranks of tensor parallelism cannot share the heads equally.
+        Raises ValueError if the ranks of tensor parallelism cannot share the heads equally.
         """
         mesh = getattr(load_config, "device_mesh", None)
         if mesh is not None and "tp" in (mesh.mesh_dim_names or ["tp"]):  # a mesh without names has one dimension
@@ -27,10 +26,8 @@ class SharedLoading:
             for name in ("num_key_value_heads", "attention_num_key_value_heads", "head_norm_groups"):
                 groups = getattr(model.config, name, None)
                 if groups is not None and groups % mesh.size():
-                    raise ValueError(
-                        f"{name} must be a multiple of the number of tensor-parallel ranks ({mesh.size()}), which share the "
-                        f"heads, got {groups}."
-                    )
+                    ranks = f"the number of tensor-parallel ranks ({mesh.size()}), which share the heads"
+                    raise ValueError(f"{name} must be a multiple of {ranks}, got {groups}.")
             model.share_heads((mesh.get_local_rank(), mesh.size()))
         names = state_dict or ()
         if state_dict is None and checkpoint_files:  # without reading values

@@ -58,19 +58,20 @@ def layer_costs(source: PreTrainedModel, blocks: Tensor, window: int = WINDOW, s
 
 def _costs(model: PreTrainedModel, ids: Tensor, window: int, sinks: int) -> Tensor:
     """Returns the mean of both losses on one text (1, T), for each layer, (layers,)."""
-    config = model.config
-    hidden = model.model.embed_tokens(ids)
+    hidden, near = model.model.embed_tokens(ids), copy.copy(model.config)
     whole = model.model.plan(hidden)
-    near = copy.copy(config)
     near.sliding_window, near.attention_sinks = window, sinks
     layout, rotate = layout_of(ids.shape, ids.device), whole[0].rotate
     near_plan = AttentionPlan(near, layout, 1, hidden.dtype, lambda position=None: rotate, "sliding_attention")
     narrow = [near_plan] * len(whole)
     everything = _read(model, hidden, whole)
-    without_one = [_divergence(everything, other) for other in _with_one_changed(model, hidden, whole, narrow)]
-    without_any = _divergence(everything, _read(model, hidden, narrow))
-    with_one = [_divergence(everything, other) for other in _with_one_changed(model, hidden, narrow, whole)]
-    return (torch.tensor(without_one) + without_any - torch.tensor(with_one)) / 2
+
+    def divergence(found: Tensor) -> float:
+        return F.kl_div(found, everything, log_target=True, reduction="batchmean").item()
+
+    without_one = torch.tensor([divergence(other) for other in _with_one_changed(model, hidden, whole, narrow)])
+    with_one = torch.tensor([divergence(other) for other in _with_one_changed(model, hidden, narrow, whole)])
+    return (without_one + divergence(_read(model, hidden, narrow)) - with_one) / 2
 
 
 def _read(model: PreTrainedModel, hidden: Tensor, plans: Sequence[AttentionPlan], first: int = 0) -> Tensor:
@@ -88,7 +89,3 @@ def _with_one_changed(
     for index, layer in enumerate(model.model.layers):
         yield _read(model, layer(hidden, plan=other[index]), plans, first=index + 1)
         hidden = layer(hidden, plan=plans[index])
-
-
-def _divergence(wanted: Tensor, found: Tensor) -> float:
-    return F.kl_div(found, wanted, log_target=True, reduction="batchmean").item()

@@ -12,6 +12,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
 from retnet_hf.arguments.checks import scheduled_decays
+from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.retnet.configuration_retnet import OF_HYBRIDS
 
 from .reach_of_heads import HeadMeasures
@@ -27,7 +28,7 @@ SOURCES: dict[str, dict[str, bool]] = {
 }
 
 
-class SourceError(ValueError):
+class SourceError(CheckpointError):
     """Raised for a model that cannot be linearized. The message is a sentence."""
 
 
@@ -39,10 +40,8 @@ def softmax_config(source: PreTrainedConfig) -> RetNetHybridConfig:
     """
     kind = source.model_type
     if kind not in SOURCES:
-        raise SourceError(
-            f"a model of model_type {kind!r} cannot be linearized. Supported are {', '.join(SOURCES)}, without mixtures of "
-            "experts."
-        )
+        supported = f"Supported are {', '.join(SOURCES)}, without mixtures of experts."
+        raise SourceError(f"a model of model_type {kind!r} cannot be linearized. {supported}")
     if quantised := getattr(source, "quantization_config", None):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
         raise SourceError(f"the model's weights are quantised ({method}): linearization needs full or half precision.")

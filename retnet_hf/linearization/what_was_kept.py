@@ -122,16 +122,15 @@ def measure_text(
         stream: (tokens,) of a held-out text. vocabulary: token ids for recall.
     """
     measures = Measures()
-    lengths, part = measured_lengths(stream, block_size, extent), measured_part(stream, block_size, extent)
-    for length in lengths:
+    part = measured_part(stream, block_size, extent)
+    for pairs in PAIRS:
+        if len(vocabulary) >= 4 * pairs:
+            measures.associative_recall[pairs] = associative_recall(model, vocabulary, pairs, extent.lists)
+    for length in measured_lengths(stream, block_size, extent):
         scores = score(partial(losses_of, model), part, length, extent.tokens)
         measures.perplexity[length] = scores.perplexity
         if length == block_size:
             measures.repeated_loss, measures.first_loss = scores.repeated, scores.first
-    for pairs in PAIRS:
-        if len(vocabulary) >= 4 * pairs:
-            measures.associative_recall[pairs] = associative_recall(model, vocabulary, pairs, extent.lists)
-    for length in lengths:
         if len(vocabulary) >= NEEDLE + CHOICES and length >= 2 * (NEEDLE + CUE):
             measures.needle_recall[length] = needle_recall(model, stream, vocabulary, length, extent.needles)
     return measures
@@ -167,16 +166,14 @@ def measure_decoding(
     for length in measured_lengths(stream, block_size, extent):
         steps = {model: _decoding(model, stream[None, :length]) for model in models}
         seconds: dict[PreTrainedModel, list[float]] = {model: [] for model in models}
-        for _, decode in steps.values():
-            decode()
-        for _ in range(extent.rounds):
+        for _ in range(1 + extent.rounds):
             for model, (_, decode) in steps.items():
                 start = time.perf_counter()
                 decode()
                 seconds[model].append(time.perf_counter() - start)
         for model, measures in models.items():
             measures.cache_bytes[length] = steps[model][0]
-            measures.tokens_per_second[length] = DECODED / statistics.median(seconds[model])
+            measures.tokens_per_second[length] = DECODED / statistics.median(seconds[model][1:])  # the first one warms up
 
 
 def _decoding(model: PreTrainedModel, ids: Tensor) -> tuple[int, Callable[[], None]]:

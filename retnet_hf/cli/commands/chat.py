@@ -65,19 +65,14 @@ def chat(
     arguments = sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
     conversation = Conversation(network, tokenizer, arguments, system)
     if system is not None and not conversation.uses_template:
-        raise InputError(
-            "--system needs a model with a chat template, and this one has none: leave it out, or save the template as "
-            f"chat_template.jinja in {name}"
-        )
+        advice = f"leave it out, or save the template as chat_template.jinja in {name}"
+        raise InputError(f"--system needs a model with a chat template, and this one has none: {advice}")
     branches, current = [conversation], 0
     tell = functools.partial(console.print, style="dim", markup=False)
-    tell(
-        "/help shows the commands"
-        + ("" if conversation.uses_template else "; without a chat template, it continues your text")
-    )
+    hint = "" if conversation.uses_template else "; without a chat template, it continues your text"
+    tell(f"/help shows the commands{hint}")
     for line in lines(tell):
-        command, _, argument = line.strip().partition(" ")
-        argument = argument.strip()
+        command, _, argument = map(str.strip, line.strip().partition(" "))
         try:
             if command in ("/exit", "/quit"):
                 return
@@ -129,9 +124,8 @@ def obey(conversation: "Conversation", command: str, argument: str, tell: Callab
     """Runs a command on one conversation. Raises InputError if that is not possible."""
     if command == "/rewind":
         if not conversation.rewind():
-            raise InputError(
-                "only the last 8 turns can be taken back" if conversation.forgets else "there is no turn to take back"
-            )
+            forgotten, none = "only the last 8 turns can be taken back", "there is no turn to take back"
+            raise InputError(forgotten if conversation.forgets else none)
         messages = conversation.memory.messages or []
         last = next((message["content"] for message in reversed(messages) if message["role"] == "user"), None)
         tell("back at the beginning" if last is None else printable(f"back after: {last}"))
@@ -143,7 +137,7 @@ def obey(conversation: "Conversation", command: str, argument: str, tell: Callab
             conversation.save(file)
             tell(f"saved: {file}, {file.stat().st_size:,} bytes")
         else:
-            tell(f"loaded: {file}" + ("" if conversation.load(file) else ", a state without its text"))
+            tell(f"loaded: {file}{'' if conversation.load(file) else ', a state without its text'}")
     elif command == "/help":
         for name, meaning in COMMANDS.items():
             tell(f"{name:12} {meaning}")

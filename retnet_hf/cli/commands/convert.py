@@ -72,10 +72,8 @@ def convert(
     repository = None if path == Path(source).expanduser() else source
     with leaving_order():
         model = write_folder(checkpoint, plan, output, licence, overwrite, lambda move: next(progress, None), repository)
-    used = sum(len(move.sources) for move in plan.moves)
-    console.print(
-        f"{used:,} tensors of format {plan.format}, each used once, became {model.num_parameters():,} parameters in {output}"
-    )
+    tensors = f"{sum(len(move.sources) for move in plan.moves):,} tensors of format {plan.format}, each used once"
+    console.print(f"{tensors}, became {model.num_parameters():,} parameters in {output}")
     console.print(f"load it: {how_to_load(model, str(output))}", soft_wrap=True)
 
 

@@ -74,16 +74,14 @@ def demo(
     recipe = Recipe(preset="tiny", vocab_size=2048, batch_size=4, lr=5e-3)
     reserve = min(0.4, 0.2 * minutes)  # for loading libraries before training, and for generation after it
     with console.status("reading the text, preparing tokenizer and model"):
-        documents = read_documents([source])
         course = Course(epochs=4, minutes=minutes - reserve, started=started)
-        run = prepare([source], documents, folder, recipe, course)
+        run = prepare([source], read_documents([source]), folder, recipe, course)
     console.print(text_files([source])[1], markup=False, soft_wrap=True)
     with leaving_order():
         try:
             run.train(console)
         except Interrupted as error:
-            message = "interrupted; a demo keeps nothing of an unfinished run"
-            raise Interrupted(message, error.signal_number) from None
+            raise Interrupted("interrupted; a demo keeps nothing of an unfinished run", error.signal_number) from None
         finally:
             shutil.rmtree(folder.partial, ignore_errors=True)
     console.print(f"saved: {folder.output}", markup=False, soft_wrap=True)
@@ -120,11 +118,9 @@ def show_generation(run: "TextRun", console: Console) -> None:
     with torch.no_grad():
         model(ids, cache=written.state, use_cache=True, logits_to_keep=1)
     keys_and_values = 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize * MANY
-    console.print(
-        f"after {read:,} tokens its state takes {before / 1e6:.2f} MB, and after {MANY:,} tokens "
-        f"{written.state.nbytes / 1e6:.2f} MB; the KV cache of a transformer of the same size would take "
-        f"{keys_and_values / 1e6:.0f} MB"
-    )
+    sizes = f"{before / 1e6:.2f} MB, and after {MANY:,} tokens {written.state.nbytes / 1e6:.2f} MB"
+    cache = f"the KV cache of a transformer of the same size would take {keys_and_values / 1e6:.0f} MB"
+    console.print(f"after {read:,} tokens its state takes {sizes}; {cache}")
 
 
 def free_name(name: str) -> Path:

@@ -15,7 +15,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf.conversion.checkpoint_location import repository_of
-from retnet_hf.linearization import SourceError, linearized_config, softmax_config
+from retnet_hf.linearization import linearized_config, softmax_config
 from retnet_hf.linearization.gguf import gguf_file, unpacked
 from retnet_hf.linearization.measures import SCORED_TOKENS
 
@@ -29,26 +29,19 @@ COMPARED_BYTES = 2**16  # bytes at the beginning and in the middle of each file 
 
 
 def dequantised(source: str) -> str:
-    """Unpacks a GGUF file, or the one in an installed package, and returns its folder. Raises InputError on failure."""
-    try:
-        file = gguf_file(source)
-        if file is None:
-            raise InputError(f"no such file: {source}")
-        return str(unpacked(file))
-    except SourceError as error:
-        raise InputError(str(error)) from error
+    """Unpacks a GGUF file, or that of an installed package, and returns its folder. Raises InputError or SourceError."""
+    file = gguf_file(source)
+    if file is None:
+        raise InputError(f"no such file: {source}")
+    return str(unpacked(file))
 
 
 def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
-    """Returns the configuration of a source. Raises InputError if the source does not allow this recipe."""
+    """Returns the configuration of a source. Raises InputError or SourceError if the source does not allow this recipe."""
     config = load(AutoConfig, name)
-    try:
-        softmax = softmax_config(config)
-        kept = recipe.kept.of(softmax.num_hidden_layers)
-        options = {name: getattr(recipe, name) for name in ("window", "share_states", "sinks")}
-        linearized_config(softmax, kept, **options)
-    except SourceError as error:
-        raise InputError(str(error)) from error
+    softmax = softmax_config(config)
+    kept = recipe.kept.of(softmax.num_hidden_layers)
+    linearized_config(softmax, kept, window=recipe.window, share_states=recipe.share_states, sinks=recipe.sinks)
     if recipe.align_steps and len(kept) == softmax.num_hidden_layers:
         raise InputError("--keep-attention keeps every layer, so no layer would become retention")
     positions = getattr(config, "max_position_embeddings", None)

@@ -293,10 +293,8 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     if Path(name).is_dir() and not any(any(Path(name).glob(pattern)) for pattern in ("tokenizer*", "vocab.*", "*.model")):
-        raise InputError(
-            f"there is no tokenizer in {name}, which is needed to read and write text: copy tokenizer.json and "
-            "tokenizer_config.json of the model's tokenizer into this folder"
-        )
+        advice = "copy tokenizer.json and tokenizer_config.json of the model's tokenizer into this folder"
+        raise InputError(f"there is no tokenizer in {name}, which is needed to read and write text: {advice}")
     if not Path(name).is_dir() and looks_like_path(name):
         raise InputError(f"no such folder: {name}")
     return ending_no_text(load(AutoTokenizer, name, "tokenizer"))
@@ -338,10 +336,8 @@ def streams(
     """Returns each part as in `encode`. Raises InputError, which names the option, if a part is shorter than a block."""
     encoded = [encode(part, tokenizer, end) for part in parts]
     if min(map(len, encoded)) < size:
-        raise InputError(
-            f"the text is too short to fill a block of {size} tokens for training and one for evaluation; "
-            f"give more text, or a smaller {option}"
-        )
+        need = f"a block of {size} tokens for training and one for evaluation"
+        raise InputError(f"the text is too short to fill {need}; give more text, or a smaller {option}")
     return encoded
 
 

@@ -155,19 +155,15 @@ def continue_text(
 ) -> Generation:
     """Continues a text or ids with `generate(**arguments)`, and passes each piece of text to `write` once it is final.
 
+    `past` is the number of tokens before the prompt that the cache in `arguments` contains.
     Raises InputError for a tokenizer of another model, and for options in the model's folder that `generate` refuses.
-
-    Args:
-        past: number of tokens before the prompt that the cache in `arguments` contains.
     """
     ids = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else prompt
     if not ids:
         raise InputError("there is no text to continue: the chat template wrote nothing")
     if max(ids) >= (known := model.config.get_text_config().vocab_size):
-        raise InputError(
-            f"the tokenizer has a token {max(ids)}, and the model knows {known} tokens: copy the tokenizer that the model "
-            "was trained with into its folder"
-        )
+        advice = "copy the tokenizer that the model was trained with into its folder"
+        raise InputError(f"the tokenizer has a token {max(ids)}, and the model knows {known} tokens: {advice}")
     writer = Writer(tokenizer, write)
     try:
         output = model.generate(
@@ -249,11 +245,7 @@ class Conversation:
     """A conversation of a user and a model that can be rewound, branched and saved. `arguments`: of `generate`."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        arguments: dict[str, Any],
-        system: str | None = None,
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, arguments: dict, system: str | None = None
     ) -> None:
         self.model, self.tokenizer, self.arguments = model, tokenizer, arguments
         self.memory = Memory([] if system is None else [{"role": "system", "content": system}])
@@ -281,9 +273,8 @@ class Conversation:
         if memory.cache is not None:
             arguments[CACHE] = memory.cache
             past = int(memory.cache.get_seq_length()) if memory.read is None else 0  # tokens of unknown ids
-        written, speed, cache = continue_text(
-            self.model, self.tokenizer, [*(memory.read or ()), *new], arguments, write, past
-        )
+        ids = [*(memory.read or ()), *new]
+        written, speed, cache = continue_text(self.model, self.tokenizer, ids, arguments, write, past)
         answer = self.tokenizer.decode([token for token in written if token not in self.ends], skip_special_tokens=True)
         messages = memory.messages
         if messages is not None:
@@ -329,10 +320,10 @@ class Conversation:
 
     def save(self, file: Path) -> None:
         """Writes the state to `file` and the messages to `FILE.json`. Raises InputError on failure."""
+        if self.memory.cache is None:
+            raise InputError("nothing was read yet")
         if not isinstance(self.memory.cache, RetNetState):
-            raise InputError(
-                "nothing was read yet" if self.memory.cache is None else "only the state of a RetNet can be saved"
-            )
+            raise InputError("only the state of a RetNet can be saved")
         said = {"messages": self.memory.messages, "read": self.memory.read, "unread": self.memory.unread}
         beside = path = file.with_name(f"{file.name}.json")
         try:  # nothing but a saved conversation is replaced

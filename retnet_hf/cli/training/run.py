@@ -38,9 +38,9 @@ from transformers import (
     TrainingArguments,
 )
 
+from retnet_hf.conversion.checkpoint import read_json
 from retnet_hf.conversion.checkpoint_location import repository_of
 from retnet_hf.conversion.converted_folder import licence_of
-from retnet_hf.conversion.errors import first_line
 from retnet_hf.conversion.formats import advice_for, reason_of
 from retnet_hf.conversion.replaced_folder import replace as publish
 from retnet_hf.conversion.replaced_folder import write_whole
@@ -311,14 +311,12 @@ class TrainingRun(TrainerCallback):
             eval_strategy="steps",
             eval_steps=self.course.eval_every,
             eval_on_start=self.checkpoint is None,
-            save_strategy="steps",
             save_steps=self.course.eval_every,
             save_total_limit=1,
             remove_unused_columns=False,
             dataloader_pin_memory=torch.accelerator.is_available(),
             use_cpu=not torch.accelerator.is_available(),  # otherwise accelerate connects no processes
             disable_tqdm=True,
-            report_to="none",
             **further,
         )
         # Each process uses one GPU. A process with all GPUs would multiply the batch size.
@@ -391,13 +389,8 @@ class Recipe:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Returns fields of RetNetConfig from a JSON file. Raises InputError if the file contains anything else."""
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file} cannot be read as JSON: {first_line(error)}") from error
-    if not isinstance(fields, dict):
-        raise InputError(f"{file} must hold a JSON object with fields of RetNetConfig")
+    """Returns fields of RetNetConfig from a JSON file. Raises CheckpointError or InputError for anything else."""
+    fields = read_json(file, "must hold a JSON object with fields of RetNetConfig")
     if fields.get("model_type", "retnet") != "retnet":
         raise InputError(f'{file} describes a model of type "{fields["model_type"]}", not "retnet"')
     return fields
@@ -476,12 +469,8 @@ class TextRun(TrainingRun):
         return self.prompt, "".join(written)
 
     def trainer(self, **kwargs: Any) -> Trainer:
-        return Trainer(
-            args=self.arguments(),
-            data_collator=functools.partial(collate, form=self.recipe.form),
-            processing_class=self.tokenizer,
-            **kwargs,
-        )
+        collator = functools.partial(collate, form=self.recipe.form)
+        return Trainer(args=self.arguments(), data_collator=collator, processing_class=self.tokenizer, **kwargs)
 
     def finish(self, trainer: Trainer) -> None:
         recipe, partial = self.recipe, self.folder.partial
@@ -509,13 +498,12 @@ class TextRun(TrainingRun):
 def source_metadata(name: str) -> dict[str, Any]:
     """Returns metadata for the card of a model made from another: its repository, and its licence if known."""
     if Path(name).is_dir():
-        return licence_of(Path(name)) or {}
+        return licence_of(Path(name))
     try:
         name, revision = repository_of(name)
-        licence = licence_of(Path(hf_hub_download(name, "README.md", revision=revision)).parent)
+        return {"base_model": name} | licence_of(Path(hf_hub_download(name, "README.md", revision=revision)).parent)
     except (OSError, HfHubHTTPError):  # no card or no network
-        licence = None
-    return {"base_model": name, **(licence or {})}
+        return {"base_model": name}
 
 
 def prepare(sources: list[str], documents: list[Any], folder: TrainingFolder, recipe: Recipe, course: Course) -> TextRun:

@@ -108,9 +108,8 @@ class TrainingFolder:
         except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
             raise InputError(f"{self.partial / RECORD} cannot be read: {first_line(error)}") from error
         if command != self.command:
-            raise InputError(
-                f"{self.partial} holds a run of retnet-hf {command}, which retnet-hf {self.command} cannot resume"
-            )
+            held = f"a run of retnet-hf {command}, which retnet-hf {self.command} cannot resume"
+            raise InputError(f"{self.partial} holds {held}")
         return record
 
     def discard(self) -> None:
