@@ -5,11 +5,8 @@ import transformers
 from small_models import LLAMA3, shake
 
 
-SIZES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | {
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 512,
-}
+SIZES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 512}
 
 
 # fields of transformers' configuration, and of ours
