@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from plain_programs import PROMPT, decoded, read, same, state_after
+from plain_programs import KINDS, PROMPT, decoded, read, same, state_after
 from small_models import close, random_ids, small_llama, small_model
 from torch import nn
 
@@ -88,25 +88,16 @@ def test_layers_without_a_program_have_programs_of_their_products(made, tmp_path
 
 @pytest.mark.parametrize("made", [0, -1], ids=["sums", "kernels"], indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("dialect", "options", "programs", "files"),
-    [
-        ("fla", {}, 2, 2),
-        ("fla", {"use_output_gate": False, "use_gated_mlp": False, "use_head_norm": False, "use_rotary": False}, 2, 2),
-        ("grouped", {}, 2, 3),
-        ("torchscale", {}, 2, 2),
-        ("hybrid", {}, 2, 7),
-    ],
-    ids=["plain", "bare", "grouped", "torchscale", "hybrid"],
-)
-def test_every_kind_of_layer(made, tmp_path, dialect, options, programs, files, dtype):
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_layer(made, tmp_path, kind, dtype):
+    dialect, options = KINDS[kind]
     model = small_model(dialect, **options).to(dtype)
     expected = decoded(model)
     fast = compiled(model, tmp_path)
-    assert number_of_programs(fast) == programs
-    assert len(list(tmp_path.iterdir())) == files
+    assert number_of_programs(fast) == 2
+    assert len(list(tmp_path.iterdir())) == {"grouped": 3, "hybrid": 7}.get(kind, 2)
     same(decoded(fast), expected, 1e-4 if dtype == torch.float32 else 0.05)
-    assert len(made) == 5 * programs
+    assert len(made) == 5 * 2
     assert len(made.of_products) >= 5  # of the head, at least
     made.clear()
     same(decoded(original(fast)), expected, 0)

@@ -46,8 +46,7 @@ def anchors(markdown: str) -> set[str]:
 
 def dead_links(page: Path) -> list[str]:
     """Links of a page that lead nowhere in its Markdown: no file, no heading, or a name that only the site knows."""
-    markdown = page.read_text(encoding="utf-8")
-    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     dead = re.findall(r"\]\[[^\]]*\]", prose)
     for link in re.findall(r"\]\(([^)\s]+)\)", prose):
         if re.match(r"https?://", link):

@@ -75,6 +75,15 @@ def same(found: tuple[Tensor, RetNetState], expected: tuple[Tensor, RetNetState]
 
 
 PROMPT = random_ids(1, 7)
+KINDS = {  # dialects and options
+    "plain": ("fla", {}),
+    "bare": ("fla", dict.fromkeys(("use_output_gate", "use_gated_mlp", "use_head_norm", "use_rotary"), False)),
+    "grouped": ("grouped", {}),
+    "torchscale": ("torchscale", {}),
+    "hybrid": ("hybrid", {}),
+    "scaled": ("fla", {"value_act": "silu", "use_rotary": False, "residual_multiplier": 0.7}),
+    "post": ("fla", {"feature_map": "relu", "use_head_norm": False, "norm_position": "post"}),
+}
 
 
 @torch.no_grad()

@@ -70,8 +70,7 @@ class RecordedGraph:
 
     def replay(self) -> None:
         for function, args, kwargs, results, fresh in self.recorder.operations:
-            again = tensors_of(function(*args, **kwargs))
-            for old, value, new in zip(results, again, fresh):
+            for old, value, new in zip(results, tensors_of(function(*args, **kwargs)), fresh):
                 if new:
                     old.copy_(value)
 

@@ -415,8 +415,7 @@ def test_what_stages_leave_is_freed(retnet_hf, workplace, monkeypatch):
 
 def test_no_more_is_read_than_is_needed(tmp_path):
     file = tmp_path / "many.jsonl"
-    line = json.dumps({"text": TEXT[:200]})
-    file.write_text("\n".join([line] * 300), encoding="utf-8")
+    file.write_text("\n".join([json.dumps({"text": TEXT[:200]})] * 300), encoding="utf-8")
     tokenizer = train_tokenizer([TEXT], 300)
     each = len(tokenizer(TEXT[:200])["input_ids"])
     documents, _ = read_enough([str(file)], tokenizer, 20 * each)
@@ -432,8 +431,7 @@ def test_no_more_is_read_than_is_needed(tmp_path):
 
 
 def test_a_data_set_is_streamed(tmp_path):
-    rows = datasets.Dataset.from_dict({"words": [TEXT[:200]] * 50, "other": [1] * 50})
-    rows.to_parquet(tmp_path / "train.parquet")
+    datasets.Dataset.from_dict({"words": [TEXT[:200]] * 50, "other": [1] * 50}).to_parquet(tmp_path / "train.parquet")
     tokenizer = train_tokenizer([TEXT], 300)
     each = len(tokenizer(TEXT[:200])["input_ids"])
     with mock.patch.object(datasets, "load_dataset", side_effect=datasets.load_dataset) as load:

@@ -231,8 +231,7 @@ def test_models_can_be_traced(kind, grad):
         traced_with, others = random_ids(2, 21), random_ids(2, 21, seed=1)
         model = small_model(kind, use_cache=False)
     with torch.set_grad_enabled(grad):
-        traced = torch.jit.trace(model, traced_with, strict=False)
-        close(traced(others)["logits"], model(others).logits, 5e-5)
+        close(torch.jit.trace(model, traced_with, strict=False)(others)["logits"], model(others).logits, 5e-5)
 
 
 @pytest.mark.parametrize("kind", ["fla", "hybrid", "torchscale", "hypenet", *VISION_FAMILIES])

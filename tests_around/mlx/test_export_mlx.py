@@ -85,8 +85,7 @@ def written_in_a_batch(own, prompts, most, later=(), caches=None, **sizes):
 def require_rows_alone(model, prompts, rows, most):
     """The rows of a batch are what PyTorch writes after each prompt alone."""
     for prompt, (tokens, logits, _), count in zip(prompts, rows, most, strict=True):
-        ids = torch.tensor([prompt])
-        assert tokens == greedy(model, ids, count, eos_token_id=None)[0, len(prompt) :].tolist()
+        assert tokens == greedy(model, torch.tensor([prompt]), count, eos_token_id=None)[0, len(prompt) :].tolist()
         whole = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         torch.testing.assert_close(torch.from_numpy(np.stack(logits)), whole, rtol=1e-3, atol=1e-3)
 
@@ -101,8 +100,7 @@ def test_the_rows_of_a_batch_are_those_of_each_prompt_alone(dialect, tmp_path):
     model, most = small_model(dialect), [12, 2, 7, 12, 5, 9]
     prompts = prompts_of(9, 1, 290, 64, 33, 3)
     own, sizes = loaded(model, tmp_path / "model"), {"prefill_step_size": 140, "completion_batch_size": 5}
-    rows = written_in_a_batch(own, prompts[:4], most, prompts[4:], **sizes)
-    require_rows_alone(model, prompts, rows, most)
+    require_rows_alone(model, prompts, written_in_a_batch(own, prompts[:4], most, prompts[4:], **sizes), most)
 
 
 def test_padding_on_either_side_changes_nothing(tmp_path):
@@ -114,8 +112,7 @@ def test_padding_on_either_side_changes_nothing(tmp_path):
         caches = [ArraysCache(2, left_padding=[130, 0] if side == "left" else None) for _ in own.layers]
         for cache in caches if side == "right" else ():
             cache.prepare(lengths=[20, 150])
-        padded = [0] * 130 + short if side == "left" else short + [0] * 130
-        ids, found = mlx.array([padded, whole]), []
+        ids, found = mlx.array([[0] * 130 + short if side == "left" else short + [0] * 130, whole]), []
         for part in (ids[:, :70], ids[:, 70:]):
             found.append(np.array(own(part, cache=caches)))
         row = np.concatenate(found, axis=1)[0]

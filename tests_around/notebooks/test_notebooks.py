@@ -51,8 +51,7 @@ class Kernel:
 
     def run(self, notebook: "nbformat.NotebookNode") -> None:
         """Runs a notebook, which sees nothing of those before it."""
-        forget = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
-        for one in (forget, notebook):
+        for one in (nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")]), notebook):
             client = nbclient.NotebookClient(one, km=self.manager, timeout=240)
             client.execute()
             client.kc.stop_channels()

@@ -50,8 +50,7 @@ class Page:
     def __init__(self, folder: Path, downloads: Path) -> None:
         from selenium import webdriver
 
-        handler = functools.partial(Quiet, directory=str(folder))
-        self.server = http.server.ThreadingHTTPServer(("localhost", 0), handler)
+        self.server = http.server.ThreadingHTTPServer(("localhost", 0), functools.partial(Quiet, directory=str(folder)))
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.downloads, options = downloads, webdriver.ChromeOptions()
         for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,900"):

@@ -128,19 +128,15 @@ def test_what_cannot_be_shared_out_is_refused(monkeypatch, capsys):
 
 def test_variables_of_something_else_make_no_processes(monkeypatch):
     launched = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
-    for variables, expected in (
-        ({"RANK": "1"}, (0, 1)),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, (0, 1)),
-        (launched | {"RANK": "", "WORLD_SIZE": ""}, (0, 1)),
-        (launched, (1, 2)),
-    ):
+    others = [{"RANK": "1"}, {"RANK": "1", "WORLD_SIZE": "2"}, launched | {"RANK": "", "WORLD_SIZE": ""}]
+    for variables in (*others, launched):
         with monkeypatch.context() as patched:
             for name in launched:
                 patched.setenv(name, variables[name]) if name in variables else patched.delenv(name, raising=False)
             importlib.reload(ranks)
             found = ranks.RANK, ranks.RANKS
         importlib.reload(ranks)
-        assert found == expected
+        assert found == ((1, 2) if variables == launched else (0, 1))
 
 
 def test_a_process_that_fails_alone_says_so(monkeypatch, capsys):

@@ -166,8 +166,7 @@ def compiled(kernel, pointers, constants, target, tiles) -> dict:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(binary.asm["cubin"])
             file.flush()
-            tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-            command = [tool, "-res-usage", file.name]
+            command = [Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump", "-res-usage", file.name]
             text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         registers, stack = (re.search(rf"{what}:(\d+)", text)[1] for what in ("REG", "STACK"))
     return {"registers": int(registers), "stack": int(stack), "shared": binary.metadata.shared}
@@ -215,8 +214,7 @@ def test_kernels_spill_nothing_and_fit(architecture, result):
 @pytest.mark.parametrize("result", ["output", "key gradient", "gradients of states"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_mask_and_reset_and_other_types_and_devices_spill_nothing(dtype, result):
-    targets = [GPUTarget("cuda", 90, 32), *(TARGETS[2:] if dtype == "bf16" else ())]
-    for target in targets:
+    for target in [GPUTarget("cuda", 90, 32), *(TARGETS[2:] if dtype == "bf16" else ())]:
         assert resources(result, target, dtype, marked=target.arch == 90 and "states" not in result)["stack"] == 0, target
 
 
