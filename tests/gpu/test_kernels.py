@@ -4,6 +4,7 @@
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -103,16 +104,13 @@ class StandIns:
 
     def __init__(self, broken: str | None = None, wrong=None) -> None:
         self.calls = Counter()
-        functions = {name: self.counted(name, wrong if name == broken else None) for name in self.functions}
+        functions = {name: partial(self.call, name, wrong if name == broken else None) for name in self.functions}
         self.kernels = Kernels(lambda device: True, **functions, checked=True)
 
-    def counted(self, name, wrong):
-        def call(*operands, **options):
-            self.calls[name] += 1
-            function = self.functions[name]
-            return function(*operands, **options) if wrong is None else wrong(function, *operands, **options)
-
-        return call
+    def call(self, name, wrong, *operands, **options):
+        self.calls[name] += 1
+        function = self.functions[name] if wrong is None else partial(wrong, self.functions[name])
+        return function(*operands, **options)
 
 
 @pytest.fixture
@@ -193,8 +191,7 @@ def test_a_device_that_has_kernels_uses_them_by_default(device_has, expected, he
     same(results_of(model), expected)
     checks = stand_ins.calls.copy()
     same(results_of(model), expected)
-    again = stand_ins.calls - checks
-    # no check any more
+    again = stand_ins.calls - checks  # without a check any more
     assert again == {"chunkwise": 2, "rotate": 3, "step_": 1, "gated": 3, "normed_gate": 3, "cross_entropy_": 1}
     # of training and of a step, each to compile and twice to compare
     compared = {"chunkwise": 3, "rotate": 6, "step_": 3, "gated": 6, "normed_gate": 6, "cross_entropy_": 6}
