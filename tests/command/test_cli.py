@@ -70,7 +70,6 @@ def trained(tmp_path_factory, heard_again) -> Path:
 
 @pytest.fixture(scope="module")
 def unfinished(trained) -> Path:
-    """The partial folder of TRAIN after its last step."""
     return trained.with_name("unfinished")
 
 
@@ -471,7 +470,6 @@ def test_what_comes_next_is_named_as_it_was_typed(monkeypatch, capfd):
 
 
 def test_the_prompt_of_stdin(retnet_hf, trained, monkeypatch):
-    """Is UTF-8; an empty one begins a document."""
     refused(retnet_hf("generate", trained, stdin=b"caf\xe9"), "stdin is not UTF-8", "0xe9")
     assert retnet_hf("generate", trained, stdin=b"").out.strip()
     monkeypatch.setattr(sys, "stdin", None)

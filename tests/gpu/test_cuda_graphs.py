@@ -89,7 +89,6 @@ def test_greedy_tokens_are_the_same(place, dialect):
 
 
 def test_scores_are_the_same_and_stay(place):
-    """Each step's scores, which the next replay must not change."""
     model = place.model()
     expected, found = without(lambda: detailed(model, place.ids(), 30)), detailed(model, place.ids(), 30)
     assert place.take() == (1, 28)
@@ -138,7 +137,6 @@ def test_left_padding(place, beams):
 
 
 def test_a_state_continues_after_its_call(place):
-    """A state that was kept is the caller's: no later call changes it, and it goes on as one call would have."""
     model, ids = place.model(), place.ids()
     whole = without(lambda: greedy(model, ids, 40))
     first = detailed(model, ids, 20)
@@ -159,7 +157,6 @@ def test_a_state_continues_after_its_call(place):
 
 
 def test_a_state_by_hand_is_not_captured(place):
-    """Outside of generate(), each step is computed, also after a call with this state."""
     model, ids = place.model(), place.ids()
     whole = without(lambda: greedy(model, ids, 40))
     found = detailed(model, ids, 20)
@@ -174,7 +171,6 @@ def test_a_state_by_hand_is_not_captured(place):
 
 
 def test_a_state_that_records_is_not_captured(place):
-    """Steps that can be taken back are kept one by one."""
     model = place.model()
     state = RetNetState(model.config)
     state.activate_past_recording()
@@ -201,7 +197,6 @@ class Streamer(BaseStreamer):
 
 
 def test_streaming_with_a_call_in_between(place):
-    """Two calls that run at the same time, with one model, do not disturb each other."""
     model, ids, others = place.model(), place.ids(1), place.ids(1, seed=4)
     expected, inner = without(lambda: [greedy(model, each, 20) for each in (ids, others)])
     streamer = Streamer(lambda: greedy(model, others, 20))
@@ -221,7 +216,6 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_model(place, change):
-    """Nothing of a call is left for the next one, which finds the model as it is."""
     model, ids = place.model(tie_word_embeddings=False), place.ids()
     before = greedy(model, ids, 20)
     CHANGES[change](model)
@@ -230,7 +224,6 @@ def test_a_changed_model(place, change):
 
 
 def test_adapters(place):
-    """LoRA is captured, too. Turned off, or with other weights, it computes what it is then."""
     peft = pytest.importorskip("peft")
     model, ids = place.model(), place.ids()
     plain = without(lambda: greedy(model, ids, 20))

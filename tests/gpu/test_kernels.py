@@ -115,8 +115,6 @@ class StandIns:
 
 @pytest.fixture
 def device_has(monkeypatch):
-    """Makes the CPU a device that has these kernels."""
-
     def has(stand_ins: StandIns) -> StandIns:
         monkeypatch.setattr(kernels_module, "AUTO", AUTO._replace(runs_on=lambda device: True))
         monkeypatch.setattr(kernels_module, "_import_kernels", lambda: stand_ins.kernels)
@@ -127,7 +125,6 @@ def device_has(monkeypatch):
 
 @pytest.fixture
 def heard(monkeypatch):
-    """What was said of kernels."""
     messages = []
     monkeypatch.setattr(kernel_check.logger, "warning", messages.append)
     return messages

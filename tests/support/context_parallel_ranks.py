@@ -67,7 +67,6 @@ def gradients(model):
 
 
 def same_means(ours, whole, *what):
-    """Of the ranks."""
     for mine, other in zip(ours, whole):
         dist.all_reduce(mine)
         torch.testing.assert_close(mine / ranks, other, msg=about(what), **exact)

@@ -29,7 +29,6 @@ class Session(NamedTuple):
 
 
 def blocks(markdown: str, language: str = "python") -> list[Block]:
-    """Every block of exactly this language."""
     found = re.finditer(rf"^```{language}\n(.*?)^```$", markdown, flags=re.DOTALL | re.MULTILINE)
     return [Block(markdown[: match.start(1)].count("\n"), match[1]) for match in found]
 
@@ -59,7 +58,6 @@ def dead_links(page: Path) -> list[str]:
 
 
 def session(page: Path) -> Session:
-    """All Python of a page."""
     return Session(page, page.stem, blocks(page.read_text(encoding="utf-8")))
 
 

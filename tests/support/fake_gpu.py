@@ -84,7 +84,6 @@ class Waits(TorchDispatchMode):
 
 
 def trained(model: torch.nn.Module, **inputs) -> None:
-    """A step of training, with an optimiser that has a state."""
     model.train()(**inputs).loss.backward()
     torch.optim.AdamW(model.parameters()).step()
 
@@ -94,7 +93,6 @@ def ids(tokens: int, batch: int = 2) -> torch.Tensor:
 
 
 def model_of(dialect: str, model_class: type = RetNetForCausalLM, dtype=torch.float32, **options) -> torch.nn.Module:
-    """A model that was made on the device."""
     config = small_config(dialect, **options)
     model_class = RetNetHybridForCausalLM if config.is_hybrid else model_class
     with torch.device(DEVICE):
@@ -132,7 +130,6 @@ def generation(dialect: str) -> None:
 
 @torch.no_grad()
 def decoding(dialect: str) -> None:
-    """A step alone, after a prompt."""
     model = model_of(dialect)
     state = model(ids(20), use_cache=True).past_key_values
     COUNTED.counts.clear()

@@ -81,7 +81,6 @@ def published_minimax(model: MiniMaxForCausalLM) -> tuple[dict[str, Tensor], dic
 
 
 def folder_of(family: str, path: Path, minimax_of_transformers: MiniMaxForCausalLM) -> tuple[dict[str, Tensor], dict]:
-    """A folder as the family publishes it, in two shards; its tensors and config.json."""
     if family == "minimax":
         state_dict, config = published_minimax(minimax_of_transformers)
     else:

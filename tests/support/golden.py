@@ -38,12 +38,10 @@ class Golden(NamedTuple):
     facts: dict[str, Any]  # everything the case's JSON says
 
     def gradients(self) -> dict[str, Tensor]:
-        """Gradients of the loss, by the peer's names."""
         return {name.removeprefix("grad."): value for name, value in self.tensors.items() if name.startswith("grad.")}
 
 
 def at_hand(cases: Iterable[str]) -> list[str]:
-    """Those of the cases `peer/name` that can be read here."""
     return [case for case in cases if case in KEPT + NAMES or FULL.is_dir()]
 
 
@@ -66,7 +64,6 @@ def format_of(case: str):
 
 
 def read(case: str, folder: Path | None = SMALL) -> tuple:
-    """The model of a case of language models, and the case."""
     data, form = golden(case, folder), format_of(case)
     own = {name: tensor.clone() for name, tensor in data.state_dict.items()}  # other tests read the case, too
     return getattr(form, f"from_{form.NAME}")(own, data.config).eval(), data

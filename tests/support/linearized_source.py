@@ -15,7 +15,6 @@ SIZES |= {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 0, "pad_t
 
 
 def make_source(folder: Path) -> None:
-    """A Llama with tokenizer, chat template, generation config and a model card, and a text."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
     model.generation_config.temperature, model.generation_config.do_sample = 0.5, True

@@ -120,7 +120,6 @@ def distributed(path, model_class=AutoModelForCausalLM, dtype=torch.float64, **s
 
 
 def sharded(name, mesh, **options):
-    """By hand."""
     model = AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float64)
     for module in (*model.model.layers, model):
         fully_shard(module, mesh=mesh, **options)

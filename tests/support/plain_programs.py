@@ -88,13 +88,11 @@ KINDS = {  # dialects and options
 
 @torch.no_grad()
 def read(model, ids: Tensor, **inputs) -> tuple[Tensor, RetNetState]:
-    """Logits of a prompt, and the state after it."""
     state = RetNetState(model.config)
     return model(ids, past_key_values=state, use_cache=True, **inputs).logits, state
 
 
 def state_after(model, ids: Tensor = PROMPT) -> RetNetState:
-    """The state after a prompt."""
     return read(model, ids)[1]
 
 

@@ -108,7 +108,6 @@ def make_language_model(path: Path) -> None:
 
 
 def make_state(path: Path) -> None:
-    """A learned state of the model that stands beside it."""
     retnet_hf.StateTuning(retnet_hf.RetNetForCausalLM.from_pretrained(path.parent / "retnet-demo")).save(path)
 
 
@@ -147,7 +146,6 @@ MAKERS = {
 
 
 def output_of(arguments: list[str]) -> str | None:
-    """The name that a command writes to."""
     for option in {"-o", "--output"} & set(arguments):
         return arguments[arguments.index(option) + 1]
     return arguments[2] if arguments[0] in ("convert", "export") else None

@@ -28,7 +28,6 @@ def no_gradients():
 
 
 def loaded(model, folder):
-    """The model as mlx-lm loads it."""
     from mlx_lm.utils import load_model
 
     export_mlx(model, folder, overwrite=True)
@@ -83,7 +82,6 @@ def written_in_a_batch(own, prompts, most, later=(), caches=None, **sizes):
 
 
 def require_rows_alone(model, prompts, rows, most):
-    """The rows of a batch are what PyTorch writes after each prompt alone."""
     for prompt, (tokens, logits, _), count in zip(prompts, rows, most, strict=True):
         assert tokens == greedy(model, torch.tensor([prompt]), count, eos_token_id=None)[0, len(prompt) :].tolist()
         whole = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)

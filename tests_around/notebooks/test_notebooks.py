@@ -27,7 +27,6 @@ def code_cells(notebook: "nbformat.NotebookNode") -> "list[nbformat.NotebookNode
 
 
 def shown(cell: "nbformat.NotebookNode") -> set[str]:
-    """What kinds of output a cell has: printed text, pictures, tables."""
     kinds = set()
     for output in cell.outputs:
         kinds |= {output.name} if output.output_type == "stream" else set(output.get("data", {"error": None}))

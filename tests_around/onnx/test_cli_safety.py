@@ -101,7 +101,6 @@ OVERWRITING += [("demo", "--minutes", 0.03, "-o", "made"), ("export", "model", "
 
 @pytest.fixture
 def sources(workplace) -> Path:
-    """What the commands above read, and a model in `made` that they may replace."""
     _, state_dict, config = foreign("fla")
     write_folder(workplace / "foreign", state_dict, config)
     shutil.copytree("model", "made")

@@ -69,7 +69,6 @@ def test_a_file_computes_what_the_model_does(dialect, tmp_path):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A model and its folder, with all kinds of weights."""
     model, folder = small_model("fla", tie_word_embeddings=True, eos_token_id=2), tmp_path_factory.mktemp("exported")
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(0.2)

@@ -45,8 +45,6 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 class Page:
-    """A page as a user sees it."""
-
     def __init__(self, folder: Path, downloads: Path) -> None:
         from selenium import webdriver
 
@@ -118,7 +116,6 @@ class Page:
         self.press(action, pane)
 
     def counts(self) -> tuple[int, int]:
-        """Tokens that were read and written."""
         return tuple(int(self.figure(name).replace(",", "")) for name in ("read", "written"))
 
 
@@ -175,7 +172,6 @@ def page(browser):
 
 
 def expected(model, tokenizer, text: str) -> str:
-    """What the model writes after a text."""
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
     whole = model.generate(ids, max_new_tokens=24, do_sample=False)[0]
     prompt, text = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids[0], whole))

@@ -50,7 +50,6 @@ def folder(tmp_path_factory):
 
 
 def expected(prompt: str, tokens: int) -> str:
-    """What the model itself adds."""
     ids = torch.tensor([word_tokenizer()(prompt)["input_ids"]])
     new = greedy(model(), ids, tokens)[0, ids.shape[1] :].tolist()
     return word_tokenizer().decode(new, skip_special_tokens=True)

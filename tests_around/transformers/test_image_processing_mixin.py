@@ -31,8 +31,6 @@ finally:
 
 
 class ProcessingTester:
-    """Options of a processor, and images for it."""
-
     batch_size, num_channels, min_resolution, max_resolution = 4, 3, 60, 160
     options = {"size": {"height": 18, "width": 22}, "crop_pct": 0.75, "do_rescale": True}
     options |= dict.fromkeys(("image_mean", "image_std"), [0.4, 0.5, 0.6])

@@ -102,8 +102,6 @@ STAGES = {"hidden_sizes": [8, 12], "depths": [1, 1], "num_attention_heads": [2, 
 
 
 class RMTModelTester(VisionModelTester):
-    """A decomposed and a whole stage of one block each."""
-
     def get_config(self) -> retnet_hf.RMTConfig:
         decays = {"decay_exponents": [2, 2], "decay_exponent_ranges": [4, 6], "attention_types": ["decomposed", "whole"]}
         options = {"mlp_ratios": [2, 2], "use_layer_scale": [False, True], "token_classifier_input": "hidden_states"}
@@ -111,8 +109,6 @@ class RMTModelTester(VisionModelTester):
 
 
 class MetaFormerModelTester(VisionModelTester):
-    """A stage of retention and one of softmax attention."""
-
     def get_config(self) -> retnet_hf.MetaFormerConfig:
         embeddings = {"patch_sizes": [7, 3], "strides": [4, 2], "padding": [2, 1]}
         return small_metaformer_config(token_mixers=["manhattan", "attention"], **STAGES, **embeddings)

@@ -102,7 +102,6 @@ def test_a_kernel_that_does_not_compile_does_not_end_the_block(kernel, monkeypat
 
 
 def compilation(kernel, tensors, numbers, options) -> tuple:
-    """That for which Triton compiles a kernel."""
     kinds = [(tensor.dtype, tensor.data_ptr() % 16 == 0) for tensor in tensors]
     for number, parameter in zip(numbers, kernel.params[len(tensors) :]):
         kinds += [None if parameter.do_not_specialize else (number == 1, number % 16 == 0)]
