@@ -92,8 +92,7 @@ def test_layers_without_a_program_have_programs_of_their_products(made, tmp_path
 def test_every_kind_of_layer(made, tmp_path, kind, dtype):
     dialect, options = KINDS[kind]
     model = small_model(dialect, **options).to(dtype)
-    expected = decoded(model)
-    fast = compiled(model, tmp_path)
+    expected, fast = decoded(model), compiled(model, tmp_path)
     assert number_of_programs(fast) == 2
     assert len(list(tmp_path.iterdir())) == {"grouped": 3, "hybrid": 7}.get(kind, 2)
     same(decoded(fast), expected, 1e-4 if dtype == torch.float32 else 0.05)
@@ -160,12 +159,10 @@ def test_other_weights_and_modules_end_programs_with_a_warning(made, tmp_path, c
 
 def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
     """Several sequences, several tokens, padding, gradients, a record of the past, hooks, autocast, no state to change."""
-    plain = small_model()
-    model = compiled(small_model(), tmp_path)
+    plain, model = small_model(), compiled(small_model(), tmp_path)
     same(decoded(model, ids=random_ids(2, 7)), decoded(plain, ids=random_ids(2, 7)))
 
-    token = random_ids(1, 1)
-    states = [state_after(each) for each in (model, plain)]
+    token, states = random_ids(1, 1), [state_after(each) for each in (model, plain)]
     calls = [{"attention_mask": torch.tensor([[0]])}, {"use_cache": False}, {"output_attentions": True}]
     with torch.no_grad():
         for options in [*calls, {"retention_form": "chunkwise"}]:

@@ -138,8 +138,7 @@ def test_left_padding(place, beams):
 
 def test_a_state_continues_after_its_call(place):
     model, ids = place.model(), place.ids()
-    whole = without(lambda: greedy(model, ids, 40))
-    first = detailed(model, ids, 20)
+    whole, first = without(lambda: greedy(model, ids, 40)), detailed(model, ids, 20)
     state, kept = first.past_key_values, copy.deepcopy(first.past_key_values)
     other = detailed(model, place.ids(seed=5), 20).past_key_values
     for layer, copied, foreign in zip(state.layers, kept.layers, other.layers):
@@ -158,8 +157,7 @@ def test_a_state_continues_after_its_call(place):
 
 def test_a_state_by_hand_is_not_captured(place):
     model, ids = place.model(), place.ids()
-    whole = without(lambda: greedy(model, ids, 40))
-    found = detailed(model, ids, 20)
+    whole, found = without(lambda: greedy(model, ids, 40)), detailed(model, ids, 20)
     place.take()
     token, tokens = found.sequences[:, -1:], []
     with torch.no_grad():

@@ -63,8 +63,7 @@ def test_without_triton_pytorch_computes(no_triton):
     assert RetNetConfig.from_dict(SIZES | {"kernels": "fla"}).kernels == "auto"
     model = RetNetForCausalLM(RetNetConfig(**SIZES, kernels="triton"))
     assert model.model.kernels is TORCH
-    ids = torch.arange(3, 30)[None]
-    plain = RetNetForCausalLM(RetNetConfig(**SIZES))
+    ids, plain = torch.arange(3, 30)[None], RetNetForCausalLM(RetNetConfig(**SIZES))
     plain.load_state_dict(model.state_dict())
     torch.testing.assert_close(model(ids).logits, plain(ids).logits, rtol=0, atol=0)
 
@@ -183,8 +182,7 @@ assert not [name for name in sys.modules if name.startswith("retnet_hf") and "tr
 
 
 def test_a_device_that_has_kernels_uses_them_by_default(device_has, expected, heard):
-    stand_ins = device_has(StandIns())
-    model = with_kernels()
+    stand_ins, model = device_has(StandIns()), with_kernels()
     same(results_of(model), expected)
     checks = stand_ins.calls.copy()
     same(results_of(model), expected)
@@ -231,8 +229,7 @@ MUTANTS |= {f"{name} does not compile": (name, failing, FAILS) for name in Stand
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_kernel_that_is_wrong_or_does_not_compile_is_never_used_and_told_once(device_has, expected, heard, mutant):
     broken, wrong, said = MUTANTS[mutant]
-    stand_ins = device_has(StandIns(broken, wrong))
-    model = with_kernels()
+    stand_ins, model = device_has(StandIns(broken, wrong)), with_kernels()
     same(results_of(model), expected)
     (message,) = heard
     assert said in message
@@ -277,8 +274,7 @@ def test_a_device_that_has_kernels_does_without_where_it_is_told_to(device_has, 
 
 def test_the_check_leaves_random_numbers_modes_and_gradients_as_they_are(device_has, expected):
     device_has(StandIns())
-    model = with_kernels()
-    before = torch.get_rng_state()
+    model, before = with_kernels(), torch.get_rng_state()
     with torch.inference_mode():
         logits = model(IDS).logits
     assert torch.equal(torch.get_rng_state(), before)
@@ -307,8 +303,7 @@ def test_the_check_is_not_seen_by_a_call_that_is_computed_again(device_has, expe
 
 def test_a_compiler_trusts_kernels_that_were_not_found_to_be_wrong(device_has, expected, heard):
     """And does not check them, in one graph."""
-    stand_ins = device_has(StandIns("chunkwise", TRIPLED))
-    model = with_kernels()
+    stand_ins, model = device_has(StandIns("chunkwise", TRIPLED)), with_kernels()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
         assert not torch.allclose(compiled(IDS, use_cache=False).logits, expected[0], atol=1e-3)
@@ -322,8 +317,7 @@ def test_a_compiler_trusts_kernels_that_were_not_found_to_be_wrong(device_has, e
 
 def test_what_kernels_do_not_compute_is_left_to_pytorch(device_has):
     """Numbers of float64, transforms of functions, and programs that are exported."""
-    stand_ins = device_has(StandIns())
-    model = with_kernels()
+    stand_ins, model = device_has(StandIns()), with_kernels()
     with torch.no_grad():
         torch.func.vmap(lambda ids: model(ids[None], use_cache=False).logits)(IDS)
         torch.export.export(model, (IDS,), {"use_cache": False}, strict=False)

@@ -216,8 +216,7 @@ def test_losses_of_alignment_by_definition():
 def test_gradients_of_alignment_reach_the_retentions_alone():
     teacher = source_of("Qwen2", num_hidden_layers=3)
     student = transfer(teacher, kept=[1], measures=measure_heads(teacher, [random_ids(2, 30)]))
-    parameters = linearization.prepare_for_alignment(student)
-    graphs = []
+    parameters, graphs = linearization.prepare_for_alignment(student), []
     with torch.enable_grad():
         assert len(align(student, teacher, random_ids(2, 20), with_loss=graphs.append)) == len(graphs) == 2
         sum(graphs).backward()

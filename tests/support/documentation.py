@@ -65,8 +65,7 @@ def sessions(page: Path) -> list[Session]:
     """The Python of each section of a page whose sections stand by themselves; those without any are left out."""
     markdown = page.read_text(encoding="utf-8")
     starts = [(match.start(), match[1]) for match in re.finditer(r"^## (.+)$", markdown, flags=re.MULTILINE)]
-    ends = [start for start, _ in starts[1:]] + [len(markdown)]
-    found = []
+    ends, found = [start for start, _ in starts[1:]] + [len(markdown)], []
     for (start, title), end in zip(starts, ends):
         first_line = markdown[:start].count("\n")
         inside = [Block(line + first_line, source) for line, source in blocks(markdown[start:end])]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from foreign_folders import FOREIGN, foreign, write_folder
 from small_models import close, random_ids, rounding, small_model
 from small_vision_models import RECIPES, small_metaformer, small_rmt, small_vir, stage_images, vir_images
 from torch import distributed as dist
@@ -27,7 +28,9 @@ dist.init_process_group("gloo")
 rank, ranks, folder = dist.get_rank(), dist.get_world_size(), Path(sys.argv[1])
 IDS = random_ids(4, 24)
 GREEDY = GenerationConfig(max_new_tokens=5, do_sample=False, pad_token_id=0)
-HYBRID = {"num_attention_heads": 4, "num_key_value_heads": 2, "decay_schedule": [0.6, 0.6, 0.97, 0.97]}
+# the last layer's heads share states, two by two, the first one's have their own
+HYBRID = {"num_attention_heads": 4, "num_key_value_heads": 2, "qkv_bias": True, "use_qk_norm": True}
+HYBRID["decay_schedule"] = [[0.6, 0.8, 0.9, 0.99], *[[1.0] * 4] * 2, [0.6, 0.6, 0.97, 0.97]]
 LANGUAGE_MODELS = {
     "fla": small_model("fla"),
     "hybrid": small_model("hybrid", **HYBRID),
@@ -155,6 +158,33 @@ def on_two():
         with torch.no_grad():
             same(model(IDS).logits, whole(IDS).logits, f"pipeline, {name}")
         same_text(model, whole, IDS, f"pipeline, {name}")
+
+    padded = {"input_ids": IDS, "attention_mask": (torch.arange(24) >= torch.tensor([[4], [0], [0], [9]])).long()}
+    there = padded["attention_mask"].bool()
+    for name, heads in (("fla", [2, 2]), ("hybrid", [2, 1])):
+        model, whole = (
+            AutoModelForCausalLM.from_pretrained(folder / name, tp_plan="auto", dtype=torch.float64),
+            LANGUAGE_MODELS[name],
+        )
+        assert model.model.layers[0].retention.q_proj.weight.to_local().shape[0] == 16
+        with torch.no_grad():
+            output, expected = model(**padded), whole(**padded)
+        same(full(output.logits)[there], expected.logits[there], f"tensor parallel, padding, {name}")
+        written = model.generate(**padded, generation_config=GREEDY)
+        assert written.equal(whole.generate(**padded, generation_config=GREEDY)), name
+        state = output.past_key_values
+        assert [state.layers[index].recurrent_states.shape[1] for index in (0, -1)] == heads
+        with pytest.raises(ValueError, match="state of all 4 heads can be saved, not a rank's share of 2"):
+            state.save(folder / "share")
+
+    for dialect in FOREIGN:  # published folders are read to the same weights
+        theirs, state_dict, config = foreign(dialect)
+        if rank == 0:
+            write_folder(folder / "published" / dialect, state_dict, config)
+        dist.barrier()
+        loaded = AutoModelForCausalLM.from_pretrained(folder / "published" / dialect, tp_plan="auto").state_dict()
+        assert loaded.keys() == theirs.state_dict().keys()
+        assert all(full(loaded[name]).equal(weight) for name, weight in theirs.state_dict().items()), dialect
 
     # products in bfloat16, as one process computes them with weights that were rounded
     rounded = AutoModelForCausalLM.from_pretrained(folder / "fla", dtype=torch.bfloat16)

@@ -227,8 +227,7 @@ def packed_steps(groups=None, begins=False, rows=True, dtype="float32") -> dict[
     expected = packed_step_(*(operand.double() for operand in operands), of_decay[1], exact, **options)
     found = {"output": worst(output, expected, 20 * 1e-5), "states": worst(states, exact, 1e-5)}
     if rows:
-        before = states.clone()
-        beyond = torch.tensor([1, 5, -1], device=DEVICE)
+        before, beyond = states.clone(), torch.tensor([1, 5, -1], device=DEVICE)
         nothing = packed_and_split_triton.packed_step_triton_(*operands, of_decay[0], states, beyond)[0, :, :, 0].isnan()
         found["rows that do not exist"] = float(nothing.any(0).tolist() != [False, True, True])
         found["other rows"] = float(not torch.equal(states[[0, 2, 3, 4]], before[[0, 2, 3, 4]]))

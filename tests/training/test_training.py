@@ -113,8 +113,7 @@ def test_trainer_evaluates(tmp_path):
     assert predicted.label_ids.shape == (12, 21)
     with torch.no_grad():
         for row, (batch, label) in enumerate(zip(data, predicted.label_ids)):
-            length = batch["input_ids"].shape[1]
-            own = run.model(batch["input_ids"]).logits[0]
+            length, own = batch["input_ids"].shape[1], run.model(batch["input_ids"]).logits[0]
             # Trainer pads shorter batches at the end, within a batch the collator pads in front
             there = torch.tensor(label != -100).nonzero().squeeze(1)
             assert len(there) == length - 1
@@ -283,8 +282,7 @@ def test_adapters_of_transformers(model):
 
 
 def test_operations_of_a_training_step_can_be_counted():
-    model = small_model()
-    ids = random_ids(1, 21)
+    model, ids = small_model(), random_ids(1, 21)
     with FlopCounterMode(display=False) as forward, torch.no_grad():
         model(ids, retention_form="parallel")
     with FlopCounterMode(display=False) as step:

@@ -103,8 +103,7 @@ def test_prompt_tuning_generates(fla_model, use_cache):
 
     def generates(model) -> None:
         config = peft.PromptTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM")
-        tuned = get_peft_model(copy.deepcopy(model), config).eval()
-        ids = random_ids(2, 7)
+        tuned, ids = get_peft_model(copy.deepcopy(model), config).eval(), random_ids(2, 7)
         with torch.no_grad():
             embeddings = torch.cat([tuned.get_prompt(batch_size=2), model.model.embed_tokens(ids)], dim=1)
             close(tuned(ids).logits[:, 5:], model(inputs_embeds=embeddings).logits[:, 5:])

@@ -85,8 +85,7 @@ STATES = {  # numbers after 8 and after 20 tokens: of 2 layers and 2 heads; of t
 @pytest.mark.parametrize("model", RIVALS)
 def test_a_rival_sees_what_is_before_a_token_and_nothing_after(model):
     torch.manual_seed(0)
-    network = RIVALS[model](SMALL, 16).eval()
-    ids = torch.randint(32, (1, 24))
+    network, ids = RIVALS[model](SMALL, 16).eval(), torch.randint(32, (1, 24))
     changed = ids.clone()
     changed[:, 15] = (ids[:, 15] + 1) % 32
     with torch.no_grad():

@@ -383,8 +383,7 @@ def test_what_cannot_be_done_is_refused(retnet_hf, workplace, options, words):
 
 def test_a_source_on_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    repository = tmp_path / "models--someone--llama"
-    digests = []
+    repository, digests = tmp_path / "models--someone--llama", []
     for commit in ("a" * 40, "b" * 40):
         (repository / "refs").mkdir(parents=True, exist_ok=True)
         (repository / "refs" / "main").write_text(commit)

@@ -57,8 +57,7 @@ def test_logits_are_those_of_pytorch_in_pieces_and_steps(kind, tmp_path):
 
 def test_positions_far_away_are_exact(tmp_path):
     model = small_model("fla")
-    own = loaded(model, tmp_path / "model")
-    position = np.array([0, 255, 256, 10**6, 2**31 - 1])
+    own, position = loaded(model, tmp_path / "model"), np.array([0, 255, 256, 10**6, 2**31 - 1])
     turns = own.model._rotation(mlx.array(position))
     for found, expected in zip(turns, model.model.rotary(torch.from_numpy(position)[None], torch.float64)):
         np.testing.assert_allclose(np.array(found), expected[0, 0].numpy(), atol=2e-6)
@@ -137,16 +136,6 @@ def test_prompt_caches_of_rows_are_saved_and_joined_in_another_batch(tmp_path):
     caches = [*files, own.make_cache()]  # the last row has read nothing
     rows = written_in_a_batch(own, more, [8] * 3, caches=caches)
     require_rows_alone(model, [begun[0] + more[0], begun[1] + more[1], more[2]], rows, [8] * 3)
-
-
-def test_batch_generate_writes_what_generate_writes(tmp_path):
-    from mlx_lm import batch_generate, generate, load
-
-    export_mlx(small_model("fla"), tmp_path / "model", word_tokenizer())
-    own, tokenizer = load(str(tmp_path / "model"), trust_remote_code=True)
-    prompts = prompts_of(7, 30, 2)
-    written = batch_generate(own, tokenizer, prompts, max_tokens=9).texts
-    assert written == [generate(own, tokenizer, prompt=prompt, max_tokens=9) for prompt in prompts]
 
 
 def test_the_server_of_mlx_lm_answers_two_at_once(tmp_path):

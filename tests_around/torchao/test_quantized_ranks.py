@@ -55,8 +55,7 @@ def run(tmp_path_factory):
 def test_two_ranks_compute_with_quantised_weights(run, quantisation):
     """As one process does with the weights that the quantised shares of both stand for."""
     model, inputs, folder = run
-    outputs = torch.load(folder / f"{quantisation}.pt")
-    rounded = copy.deepcopy(model)
+    outputs, rounded = torch.load(folder / f"{quantisation}.pt"), copy.deepcopy(model)
     for name, weight in outputs["weights"].items():
         layer = rounded.get_submodule(name)
         assert 0 < (weight - layer.weight).abs().max() < 0.1 * layer.weight.abs().max(), name

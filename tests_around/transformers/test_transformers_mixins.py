@@ -61,8 +61,7 @@ class RetNetModelTester:
         return small_config("grouped", chunk_size=4, **overrides)  # fewer than seq_length: the chunkwise form runs
 
     def prepare_config_and_inputs_for_common(self) -> tuple[RetNetConfig, dict]:
-        config = self.get_config()
-        shape = [self.batch_size, self.seq_length]
+        config, shape = self.get_config(), [self.batch_size, self.seq_length]
         input_ids = common.ids_tensor(shape, config.vocab_size)
         return config, {"input_ids": input_ids, "attention_mask": common.random_attention_mask(shape)}
 
