@@ -171,8 +171,7 @@ def test_the_command(retnet_hf, folder):
     assert second == again == loaded
     talk = conversation(tokens=5)
     assert (say(talk, "w10 w11").strip(), say(talk, "w12").strip()) == (first.strip(), second.strip())
-    sizes = {line.split("takes ")[1] for line in answer.err.splitlines() if "the state takes" in line}
-    assert len(sizes) == 1
+    assert len({line.split("takes ")[1] for line in answer.err.splitlines() if "the state takes" in line}) == 1
     for word in ("saved: s,", "back after: w10 w11", "conversation 2 of 2", "conversation 1 of 2", "loaded: s", "/rewind"):
         assert word in answer.err
     assert RetNetState.load("s", talk.model).nbytes > 0

@@ -114,8 +114,7 @@ def test_uses(place, use):
     if use == "embeddings":
         inputs = {"inputs_embeds": model.get_input_embeddings()(place.ids()).detach()}
     elif use == "finished rows":
-        end = int(without(lambda: greedy(model, place.ids(), 24))[0, 20])
-        options |= {"eos_token_id": end, "pad_token_id": PAD}
+        options |= {"eos_token_id": int(without(lambda: greedy(model, place.ids(), 24))[0, 20]), "pad_token_id": PAD}
 
     def call() -> Tensor:
         torch.manual_seed(3)

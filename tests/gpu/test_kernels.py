@@ -295,8 +295,7 @@ def test_the_check_is_not_seen_by_a_call_that_is_computed_again(device_has, expe
     """torch.utils.checkpoint around a whole model has hooks for what any backward pass keeps."""
     device_has(StandIns())
     model = with_kernels()
-    loss = checkpoint(lambda: model(IDS, labels=IDS, use_cache=False).loss, use_reentrant=False)
-    loss.backward()
+    checkpoint(lambda: model(IDS, labels=IDS, use_cache=False).loss, use_reentrant=False).backward()
     same([parameter.grad for parameter in model.parameters()], expected[1:-2])
     assert heard == []
 

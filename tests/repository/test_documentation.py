@@ -46,8 +46,7 @@ def test_every_public_name_is_in_the_reference_once():
     assert len(shown) == len(set(shown))
     assert set(retnet_hf.__all__) - {"__version__"} <= set(shown)
     sources = [file.read_text(encoding="utf-8") for file in (ROOT / "retnet_hf" / "conversion").glob("*.py")]
-    converters = {name for text in sources for name in re.findall(r"^def ((?:from|to)_\w+)", text, flags=re.M)}
-    assert converters <= set(shown)
+    assert {name for text in sources for name in re.findall(r"^def ((?:from|to)_\w+)", text, flags=re.M)} <= set(shown)
     of_families = {name for text in sources for name in re.findall(r"\b((?:from|to)_\w+)(?=.* = FAMILY\.)", text)}
     assert "from_ring" in of_families
     assert of_families <= set(re.findall(r"`(\w+)`", (DOCS / "api" / "conversion.md").read_text(encoding="utf-8")))

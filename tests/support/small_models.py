@@ -180,8 +180,7 @@ def left_padded(prompts: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Prompts (1, T_i) -> ids and attention mask (B, T)."""
     longest = max(prompt.shape[1] for prompt in prompts)
     ids = torch.cat([nn.functional.pad(prompt, (longest - prompt.shape[1], 0), value=PAD) for prompt in prompts])
-    mask = torch.cat([nn.functional.pad(torch.ones_like(p), (longest - p.shape[1], 0)) for p in prompts])
-    return ids, mask
+    return ids, torch.cat([nn.functional.pad(torch.ones_like(p), (longest - p.shape[1], 0)) for p in prompts])
 
 
 def rounding(terms: int = 1, dtype: torch.dtype = torch.float32) -> float:

@@ -243,8 +243,7 @@ def test_peft_lora(model, tmp_path):
     base.save_pretrained(tmp_path / "base")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     frozen = {name: parameter.clone() for name, parameter in base.named_parameters()}
-    config = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    tuned = get_peft_model(base, config)
+    tuned = get_peft_model(base, LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
     adapted = {name.rsplit(".", 1)[-1] for name, module in tuned.named_modules() if hasattr(module, "lora_A")}
     linear = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     assert adapted == linear - {"lm_head"}
