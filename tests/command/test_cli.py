@@ -18,17 +18,7 @@ from unittest import mock
 import datasets
 import pytest
 import torch
-from command_answers import (
-    TEXT,
-    assert_same_weights,
-    at_step,
-    done,
-    press_ctrl_c,
-    press_ctrl_c_twice,
-    refused,
-    tree,
-    weights,
-)
+from command_answers import TEXT, at_step, done, press_ctrl_c, press_ctrl_c_twice, refused, same_weights, tree, weights
 from huggingface_hub import ModelCard
 from rich.console import Console
 from small_models import small_llama, small_model
@@ -54,26 +44,25 @@ TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 TINY["hidden_dropout"] = 0.1  # so that resuming exactly needs the random numbers too
 
 
-def furnish(folder: Path) -> Path:
-    """A text and a configuration in a folder."""
+def furnished(folder: Path, monkeypatch) -> Path:
+    """A working directory with a text and a configuration."""
     (folder / "book.txt").write_text(TEXT, encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
+    monkeypatch.chdir(folder)
     return folder
 
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return furnish(tmp_path)
+    return furnished(tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, heard_again) -> Path:
     """The folder of an uninterrupted run of TRAIN, which tests copy before they change it."""
-    folder = furnish(tmp_path_factory.mktemp("trained"))
+    publish = run.publish
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        publish = run.publish
+        folder = furnished(tmp_path_factory.mktemp("trained"), patch)
         patch.setattr(run, "publish", lambda *folders: (shutil.copytree("model.partial", "unfinished"), publish(*folders)))
         assert main([str(argument) for argument in [*TRAIN, "--output", "model"]]) == 0
     return folder / "model"
@@ -81,7 +70,6 @@ def trained(tmp_path_factory, heard_again) -> Path:
 
 @pytest.fixture(scope="module")
 def unfinished(trained) -> Path:
-    """The partial folder of TRAIN after its last step."""
     return trained.with_name("unfinished")
 
 
@@ -158,16 +146,15 @@ def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, trai
     assert not Path("model").exists()
     assert [path.name for path in Path("model.partial").glob("checkpoint-*")] == [f"checkpoint-{checkpoint}"]
 
-    options, threads = [str(argument) for argument in TRAIN], []
-    for name in ("--steps", "--threads"):
-        del options[options.index(name) : options.index(name) + 2]
+    threads, unsaid = [], {"--steps", 12, "--threads", 1}
+    options = [argument for argument in TRAIN if argument not in unsaid]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "set_num_threads", threads.append)
         answer = done(retnet_hf(*options, "--output", "model", "--resume"))
     assert threads == [1]
-    assert re.findall(r"step +(\d+) of 12", answer.out) == (["8", "12"] if checkpoint == 7 else ["8", "12"])
+    assert re.findall(r"step +(\d+) of 12", answer.out) == ["8", "12"]
     assert f"continuing after step {checkpoint}\n" in answer.out
-    assert_same_weights(Path("model"), trained)
+    same_weights(Path("model"), trained)
     assert not Path("model.partial").exists()
 
 
@@ -181,12 +168,11 @@ def test_a_finished_run_is_not_resumed_but_its_model_trained_further(retnet_hf, 
     before = float(re.search(r"([\d.]+) before training", answer.out)[1])
     assert before < 150  # it is no new model, whose perplexity is the size of the vocabulary
     assert "other" not in Path("further/README.md").read_text()
-    card = ModelCard.load("further/README.md")
-    assert "| trained from | `model` |" in card.text
+    assert "| trained from | `model` |" in ModelCard.load("further/README.md").text
     assert AutoTokenizer.from_pretrained("further").get_vocab() == AutoTokenizer.from_pretrained(trained).get_vocab()
     assert not torch.equal(weights(Path("further"))["lm_head.weight"], weights(trained)["lm_head.weight"])
     done(retnet_hf("train", "more.csv", "--field", "body", "--from", trained, "--lr", 0, "--steps", 1, "--output", "same"))
-    assert_same_weights(Path("same"), trained)
+    same_weights(Path("same"), trained)
     refused(retnet_hf(*command, "--preset", "tiny", "--overwrite"), "--from, --preset and --config exclude each other")
     small_llama().config.save_pretrained("llama")
     refused(retnet_hf(*command, "--from", "llama", "--overwrite"), "--from takes a RetNet", "`retnet-hf linearize`")
@@ -197,9 +183,8 @@ TURNS = [{"role": "user", "content": "Who <|endoftext|> began?"}, {"role": "assi
 
 @pytest.mark.parametrize("rows", ["messages", "prompt and completion"])
 def test_conversations_are_trained_on_their_answers_and_become_a_chat_model(retnet_hf, workplace, trained, rows):
-    row = (
-        {"messages": TURNS * 2} if rows == "messages" else dict(zip(("prompt", "completion"), (t["content"] for t in TURNS)))
-    )
+    pair = {"prompt": TURNS[0]["content"], "completion": TURNS[1]["content"]}
+    row = {"messages": TURNS * 2} if rows == "messages" else pair
     Path("chats.jsonl").write_text(json.dumps(row) + "\n" + "\n".join([json.dumps(row)] * 19), encoding="utf-8")
     command = ["train", "chats.jsonl", "--from", trained, "--steps", 24, "--lr", 0.03, "--threads", 1, "--output", "chat"]
     answer = done(retnet_hf(*command))
@@ -353,8 +338,7 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["train"], ["TEXT"]),
         (["train", "missing.txt"], ["no such file", "missing.txt"]),
         (["train", "no_such_data"], ["no_such_data", "Couldn't reach"]),
-        (["train", "empty.txt"], ["no text", "empty.txt"]),
-        (["train", "blank.txt"], ["no text"]),
+        (["train", "blank.txt"], ["no text", "blank.txt"]),
         (["train", "hollow"], ["empty"]),
         (["train", "latin1.txt"], ["not UTF-8", "latin1.txt", "0xe9", "3"]),
         (["train", "short.txt"], ["too short", "--block-size"]),
@@ -378,8 +362,6 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["train", "numbers.csv", "--field", "n"], ["numbers.csv", "int", "not text"]),
         (["train", "book.txt", "--batch-size", "many"], ["--batch-size", "integer"]),
         (["train", "book.txt", "--form", "round"], ["--form", "'round' is not one of 'auto', 'parallel', 'chunkwise'"]),
-        (["train", "book.txt", "--bogus"], ["--bogus"]),
-        (["generate"], ["MODEL"]),
         (["generate", "hollow", os.fsdecode(b"caf\xe9")], ["the prompt is not UTF-8", "0xe9"]),
         (["generate", "missing", "And"], ["no such folder", "missing"]),
         (["generate", "hollow", "And"], ["hollow", "config.json"]),
@@ -387,22 +369,15 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["generate", "hollow", "And", "--temperature", "-1"], ["--temperature"]),
         (["demo", "--text", "missing.txt"], ["no such file", "missing.txt"]),
         (["demo", "--output", "full"], ["not empty"]),
-        (["demo", "--minutes", "soon"], ["--minutes"]),
         (["bogus"], ["bogus"]),
     ],
     ids=lambda value: " ".join(value),
 )
 def test_bad_input_gets_one_line(retnet_hf, workplace, arguments, words, monkeypatch):
-    load = datasets.load_dataset
-
-    def load_dataset(name, *args, **kwargs):
-        if name == "csv":
-            return load(name, *args, **kwargs)
-        raise ConnectionError(f"Couldn't reach '{name}' on the Hub\nand much more")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    if "no_such_data" in arguments:
+        unreachable = ConnectionError("Couldn't reach 'no_such_data' on the Hub\nand much more")
+        monkeypatch.setattr(datasets, "load_dataset", mock.Mock(side_effect=unreachable))
     files = {
-        "empty.txt": b"",
         "blank.txt": b" \n\n\t",
         "latin1.txt": "café".encode("latin-1"),
         "short.txt": b"In the beginning",
@@ -452,8 +427,7 @@ def test_generate_from_argument_and_stdin(retnet_hf, trained):
     assert re.fullmatch(r"\d+ tokens, [\d,.]+ tokens/s; the state takes [\d,]+ bytes, whatever the length\n", answer.err)
     for arguments in ([], ["-"]):
         assert retnet_hf("generate", trained, *arguments, *options, stdin=b"And God said\n").out == answer.out
-    unechoed = retnet_hf("generate", trained, "And God said", *options, "--no-echo")
-    assert "And God said" + unechoed.out == answer.out
+    assert "And God said" + retnet_hf("generate", trained, "And God said", *options, "--no-echo").out == answer.out
     assert retnet_hf("generate", trained, "And God said", *options, "--seed", 4).out != answer.out
     model, tokenizer = AutoModelForCausalLM.from_pretrained(trained), AutoTokenizer.from_pretrained(trained)
     ids = model.generate(**tokenizer("And God", return_tensors="pt"), max_new_tokens=30, do_sample=False)
@@ -502,7 +476,6 @@ def test_what_comes_next_is_named_as_it_was_typed(monkeypatch, capfd):
 
 
 def test_the_prompt_of_stdin(retnet_hf, trained, monkeypatch):
-    """Is UTF-8; an empty one begins a document."""
     refused(retnet_hf("generate", trained, stdin=b"caf\xe9"), "stdin is not UTF-8", "0xe9")
     assert retnet_hf("generate", trained, stdin=b"").out.strip()
     monkeypatch.setattr(sys, "stdin", None)
@@ -609,12 +582,8 @@ def test_demo(retnet_hf, workplace):
     assert float(after.replace(",", "")) < float(before.replace(",", ""))
     assert "reloaded with AutoModelForCausalLM" in answer.out
     said = " ".join(answer.out.split())
-    sizes = re.search(
-        r"its state takes ([\d.]+) MB, and after 16,384 tokens ([\d.]+) MB; the KV cache .* take (\d+) MB", said
-    )
-    before, after, keys_and_values = map(float, sizes.groups())
-    assert before == after == 0.26
-    assert keys_and_values == round(2 * 4 * 128 * 4 * 16384 / 1e6)
+    # keys and values of four layers of 128 numbers in float32
+    assert re.search("its state takes 0.26 MB, and after 16,384 tokens 0.26 MB; the KV cache .* take 67 MB", said)
     assert "next: retnet-hf chat retnet-demo" in said
     assert AutoModelForCausalLM.from_pretrained("retnet-demo").config.hidden_size == 128
     assert free_name("retnet-demo") == Path("retnet-demo-2")

@@ -171,8 +171,7 @@ def test_the_command(retnet_hf, folder):
     assert second == again == loaded
     talk = conversation(tokens=5)
     assert (say(talk, "w10 w11").strip(), say(talk, "w12").strip()) == (first.strip(), second.strip())
-    sizes = {line.split("takes ")[1] for line in answer.err.splitlines() if "the state takes" in line}
-    assert len(sizes) == 1
+    assert len({line.split("takes ")[1] for line in answer.err.splitlines() if "the state takes" in line}) == 1
     for word in ("saved: s,", "back after: w10 w11", "conversation 2 of 2", "conversation 1 of 2", "loaded: s", "/rewind"):
         assert word in answer.err
     assert RetNetState.load("s", talk.model).nbytes > 0
@@ -182,23 +181,16 @@ def test_mistakes_in_a_conversation_are_said_and_it_goes_on(retnet_hf, folder):
     said = ["/rewind", "/branch 7", "/save", "/save s", "/load missing", "/what", "", "w10", "/exit", "w11"]
     answer = done(retnet_hf("chat", folder, "--temperature", 0, "-n", 5, stdin="\n".join(said).encode()))
     assert len(answer.out.splitlines()) == 1
-    for sentence in (
-        "there is no turn to take back",
-        "/branch takes a number from 1 to 1, or no number",
-        "/save needs the name of a file",
-        "nothing was read yet",
-        "missing holds no state of this model",
-        "there is no command /what",
-    ):
-        assert sentence in " ".join(answer.err.split())
+    sentences = ["there is no turn to take back", "/branch takes a number from 1 to 1, or no number", "nothing was read yet"]
+    sentences += ["/save needs the name of a file", "missing holds no state of this model", "there is no command /what"]
+    assert [sentence for sentence in sentences if sentence not in " ".join(answer.err.split())] == []
 
 
 def test_a_system_message_needs_a_template(retnet_hf, folder):
     tokenizer(None).save_pretrained(folder)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     said = "--system needs a model with a chat template, and this one has none: leave it out, or save the template as"
-    answer = retnet_hf("chat", folder, "--system", "w5", stdin=b"w10\n")
-    refused(answer, f"{said} chat_template.jinja in {folder}")
+    refused(retnet_hf("chat", folder, "--system", "w5", stdin=b"w10\n"), f"{said} chat_template.jinja in {folder}")
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_program(retnet_hf, folder, monkeypatch):
@@ -285,6 +277,5 @@ def test_what_was_said_cannot_steer_the_terminal(folder, retnet_hf, tmp_path):
     held = json.loads((tmp_path / "state.json").read_text())
     held["messages"][-2]["content"] = "\x1b[31mred"
     (tmp_path / "state.json").write_text(json.dumps(held))
-    said = f"/load {tmp_path / 'state'}\nw5\n/rewind\n"
-    answer = done(retnet_hf("chat", folder, "-n", 2, stdin=said.encode()))
+    answer = done(retnet_hf("chat", folder, "-n", 2, stdin=f"/load {tmp_path / 'state'}\nw5\n/rewind\n".encode()))
     assert r"back after: \x1b[31mred" in answer.err

@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import transformers
 from command_answers import done, refused, tree, weights
 from foreign_folders import foreign, fused, write_folder
 from foreign_images import to_poolformer
@@ -25,14 +26,7 @@ from places import ROOT
 from safetensors.torch import save_file
 from small_models import small_llama, small_model, word_tokenizer
 from small_vision_models import small_metaformer, small_rmt
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoTokenizer,
-    GenerationConfig,
-    pipeline,
-)
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageClassification, GenerationConfig, pipeline
 
 from retnet_hf import MetaFormerImageProcessorPil, RMTBackbone, RMTModel
 from retnet_hf.conversion.converted_folder import how_to_load
@@ -83,7 +77,7 @@ def test_a_folder_becomes_one_that_loads_generates_and_says_where_it_is_from(ret
     for name, value in small_model().state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
     assert model.generation_config.max_new_tokens == 7
-    assert AutoTokenizer.from_pretrained("made").get_vocab() == word_tokenizer().get_vocab()
+    assert transformers.AutoTokenizer.from_pretrained("made").get_vocab() == word_tokenizer().get_vocab()
     card = ModelCard.load("made/README.md")
     assert card.data.license == "mit"
     assert "`source`" in card.text
@@ -156,8 +150,7 @@ def two_homes(folder: Path) -> None:
 
 def scalar_embedding(folder: Path) -> None:
     _, state_dict, config = foreign("syncdoth")
-    tensors = {"model.embed_tokens.weight": torch.tensor(1.0)}
-    write_folder(folder, state_dict | tensors, config | {"vocab_size": -1})
+    write_folder(folder, state_dict | {"model.embed_tokens.weight": torch.tensor(1.0)}, config | {"vocab_size": -1})
 
 
 DEEP = '{"a":' + "[" * 100_000 + "]" * 100_000 + "}"
@@ -305,8 +298,7 @@ def test_what_needs_no_conversion_and_what_is_unknown_is_said(retnet_hf, source)
 
 def test_inspect_says_what_a_checkpoint_is(retnet_hf, source):
     rewrite(source, {name: value.bfloat16() for name, value in fused(weights(source)).items()})
-    answer = done(retnet_hf("inspect", "source"))
-    text = " ".join(answer.out.split())
+    text = " ".join(done(retnet_hf("inspect", "source")).out.split())
     model = small_model()
     assert "fla: flash-linear-attention" in text
     assert f"parameters {model.num_parameters():,}" in text
@@ -361,8 +353,7 @@ def test_a_base_model_saved_by_itself_becomes_one(retnet_hf, tmp_path, monkeypat
     model, state_dict, config = foreign(dialect)
     base = {name.removeprefix("model."): value for name, value in state_dict.items() if name.startswith("model.")}
     write_folder(tmp_path / "source", base, config)
-    answer = done(retnet_hf("convert", "source", "made"))
-    assert "AutoModel.from_pretrained('made')" in answer.out
+    assert "AutoModel.from_pretrained('made')" in done(retnet_hf("convert", "source", "made")).out
     made, report = AutoModel.from_pretrained("made", output_loading_info=True)
     assert not any(report.values())
     assert all(torch.equal(made.state_dict()[name], value) for name, value in model.model.state_dict().items())
@@ -385,8 +376,7 @@ def test_what_is_beside_the_weights_is_kept(retnet_hf, source):
     rewrite(source, {name: value.bfloat16() if value.dim() > 1 else value for name, value in weights(source).items()})
     Path("source[").mkdir()
     source.rename("source[/b]")
-    answer = done(retnet_hf("convert", "source[/b]", "made[v2]"))
-    assert "parameters in made[v2]" in " ".join(answer.out.split())
+    assert "parameters in made[v2]" in " ".join(done(retnet_hf("convert", "source[/b]", "made[v2]")).out.split())
     assert "source[/b]" in retnet_hf("inspect", "source[/b]").out
     card = ModelCard.load("made[v2]/README.md")
     assert (card.data.license, card.data.license_name, card.data.license_link) == ("other", "calm", "LICENSE")
@@ -403,8 +393,7 @@ def test_an_image_model_comes_with_its_processor_and_card(retnet_hf, tmp_path, m
     model = small_metaformer("pooling")
     state_dict, config = to_poolformer(model)
     write_folder(tmp_path / "source", state_dict, config)
-    answer = done(retnet_hf("convert", "source", "made"))
-    assert "AutoModelForImageClassification.from_pretrained('made')" in answer.out
+    assert "AutoModelForImageClassification.from_pretrained('made')" in done(retnet_hf("convert", "source", "made")).out
     made = AutoModelForImageClassification.from_pretrained("made")
     assert all(torch.equal(made.state_dict()[name], value) for name, value in model.state_dict().items())
     processor = MetaFormerImageProcessorPil.from_pretrained("made")

@@ -60,7 +60,6 @@ def changed_json(text: bytes, draw: random.Random) -> bytes:
 
 
 def changed_header(content: bytes, draw: random.Random) -> bytes:
-    """A safetensors file with another header."""
     length = struct.unpack("<Q", content[:8])[0]
     header = changed_json(content[8 : 8 + length], draw)
     return struct.pack("<Q", len(header)) + header + content[8 + length :]

@@ -17,8 +17,7 @@ def test_dense_weights(dtype, faster, bias, monkeypatch):
     monkeypatch.setattr(cpu_products, "is_faster_as_vector", lambda *kind: faster)
     layers = linear_layers(dtype, bias)
     check(layers, 2e-6 if dtype == torch.float32 else 2 * BFLOAT16)
-    kernels = {product_of(layer).kernel for layer in layers}
-    assert (kernels == {vector}) == (faster and dtype in HALF_TYPES)
+    assert ({product_of(layer).kernel for layer in layers} == {vector}) == (faster and dtype in HALF_TYPES)
 
 
 def test_what_is_not_understood_or_hooked_has_no_product():

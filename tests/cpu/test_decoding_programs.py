@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from plain_programs import PROMPT, decoded, read, same, state_after
+from plain_programs import KINDS, PROMPT, decoded, read, same, state_after
 from small_models import close, random_ids, small_llama, small_model
 from torch import nn
 
@@ -88,25 +88,15 @@ def test_layers_without_a_program_have_programs_of_their_products(made, tmp_path
 
 @pytest.mark.parametrize("made", [0, -1], ids=["sums", "kernels"], indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("dialect", "options", "programs", "files"),
-    [
-        ("fla", {}, 2, 2),
-        ("fla", {"use_output_gate": False, "use_gated_mlp": False, "use_head_norm": False, "use_rotary": False}, 2, 2),
-        ("grouped", {}, 2, 3),
-        ("torchscale", {}, 2, 2),
-        ("hybrid", {}, 2, 7),
-    ],
-    ids=["plain", "bare", "grouped", "torchscale", "hybrid"],
-)
-def test_every_kind_of_layer(made, tmp_path, dialect, options, programs, files, dtype):
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_layer(made, tmp_path, kind, dtype):
+    dialect, options = KINDS[kind]
     model = small_model(dialect, **options).to(dtype)
-    expected = decoded(model)
-    fast = compiled(model, tmp_path)
-    assert number_of_programs(fast) == programs
-    assert len(list(tmp_path.iterdir())) == files
+    expected, fast = decoded(model), compiled(model, tmp_path)
+    assert number_of_programs(fast) == 2
+    assert len(list(tmp_path.iterdir())) == {"grouped": 3, "hybrid": 7}.get(kind, 2)
     same(decoded(fast), expected, 1e-4 if dtype == torch.float32 else 0.05)
-    assert len(made) == 5 * programs
+    assert len(made) == 5 * 2
     assert len(made.of_products) >= 5  # of the head, at least
     made.clear()
     same(decoded(original(fast)), expected, 0)
@@ -169,12 +159,10 @@ def test_other_weights_and_modules_end_programs_with_a_warning(made, tmp_path, c
 
 def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
     """Several sequences, several tokens, padding, gradients, a record of the past, hooks, autocast, no state to change."""
-    plain = small_model()
-    model = compiled(small_model(), tmp_path)
+    plain, model = small_model(), compiled(small_model(), tmp_path)
     same(decoded(model, ids=random_ids(2, 7)), decoded(plain, ids=random_ids(2, 7)))
 
-    token = random_ids(1, 1)
-    states = [state_after(each) for each in (model, plain)]
+    token, states = random_ids(1, 1), [state_after(each) for each in (model, plain)]
     calls = [{"attention_mask": torch.tensor([[0]])}, {"use_cache": False}, {"output_attentions": True}]
     with torch.no_grad():
         for options in [*calls, {"retention_form": "chunkwise"}]:
@@ -185,8 +173,7 @@ def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
         for state in states:
             state.activate_past_recording()
         model(token, past_key_values=states[0])
-    loss = model(token, past_key_values=copy.deepcopy(states[0]), labels=random_ids(1, 1)).logits.sum()
-    loss.backward()
+    model(token, past_key_values=copy.deepcopy(states[0]), labels=random_ids(1, 1)).logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.model.layers[1].parameters())
     assert not made
 

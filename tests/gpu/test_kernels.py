@@ -4,6 +4,7 @@
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -62,8 +63,7 @@ def test_without_triton_pytorch_computes(no_triton):
     assert RetNetConfig.from_dict(SIZES | {"kernels": "fla"}).kernels == "auto"
     model = RetNetForCausalLM(RetNetConfig(**SIZES, kernels="triton"))
     assert model.model.kernels is TORCH
-    ids = torch.arange(3, 30)[None]
-    plain = RetNetForCausalLM(RetNetConfig(**SIZES))
+    ids, plain = torch.arange(3, 30)[None], RetNetForCausalLM(RetNetConfig(**SIZES))
     plain.load_state_dict(model.state_dict())
     torch.testing.assert_close(model(ids).logits, plain(ids).logits, rtol=0, atol=0)
 
@@ -103,22 +103,17 @@ class StandIns:
 
     def __init__(self, broken: str | None = None, wrong=None) -> None:
         self.calls = Counter()
-        functions = {name: self.counted(name, wrong if name == broken else None) for name in self.functions}
+        functions = {name: partial(self.call, name, wrong if name == broken else None) for name in self.functions}
         self.kernels = Kernels(lambda device: True, **functions, checked=True)
 
-    def counted(self, name, wrong):
-        def call(*operands, **options):
-            self.calls[name] += 1
-            function = self.functions[name]
-            return function(*operands, **options) if wrong is None else wrong(function, *operands, **options)
-
-        return call
+    def call(self, name, wrong, *operands, **options):
+        self.calls[name] += 1
+        function = self.functions[name] if wrong is None else partial(wrong, self.functions[name])
+        return function(*operands, **options)
 
 
 @pytest.fixture
 def device_has(monkeypatch):
-    """Makes the CPU a device that has these kernels."""
-
     def has(stand_ins: StandIns) -> StandIns:
         monkeypatch.setattr(kernels_module, "AUTO", AUTO._replace(runs_on=lambda device: True))
         monkeypatch.setattr(kernels_module, "_import_kernels", lambda: stand_ins.kernels)
@@ -129,7 +124,6 @@ def device_has(monkeypatch):
 
 @pytest.fixture
 def heard(monkeypatch):
-    """What was said of kernels."""
     messages = []
     monkeypatch.setattr(kernel_check.logger, "warning", messages.append)
     return messages
@@ -188,13 +182,11 @@ assert not [name for name in sys.modules if name.startswith("retnet_hf") and "tr
 
 
 def test_a_device_that_has_kernels_uses_them_by_default(device_has, expected, heard):
-    stand_ins = device_has(StandIns())
-    model = with_kernels()
+    stand_ins, model = device_has(StandIns()), with_kernels()
     same(results_of(model), expected)
     checks = stand_ins.calls.copy()
     same(results_of(model), expected)
-    again = stand_ins.calls - checks
-    # no check any more
+    again = stand_ins.calls - checks  # without a check any more
     assert again == {"chunkwise": 2, "rotate": 3, "step_": 1, "gated": 3, "normed_gate": 3, "cross_entropy_": 1}
     # of training and of a step, each to compile and twice to compare
     compared = {"chunkwise": 3, "rotate": 6, "step_": 3, "gated": 6, "normed_gate": 6, "cross_entropy_": 6}
@@ -237,8 +229,7 @@ MUTANTS |= {f"{name} does not compile": (name, failing, FAILS) for name in Stand
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_kernel_that_is_wrong_or_does_not_compile_is_never_used_and_told_once(device_has, expected, heard, mutant):
     broken, wrong, said = MUTANTS[mutant]
-    stand_ins = device_has(StandIns(broken, wrong))
-    model = with_kernels()
+    stand_ins, model = device_has(StandIns(broken, wrong)), with_kernels()
     same(results_of(model), expected)
     (message,) = heard
     assert said in message
@@ -283,8 +274,7 @@ def test_a_device_that_has_kernels_does_without_where_it_is_told_to(device_has, 
 
 def test_the_check_leaves_random_numbers_modes_and_gradients_as_they_are(device_has, expected):
     device_has(StandIns())
-    model = with_kernels()
-    before = torch.get_rng_state()
+    model, before = with_kernels(), torch.get_rng_state()
     with torch.inference_mode():
         logits = model(IDS).logits
     assert torch.equal(torch.get_rng_state(), before)
@@ -305,20 +295,17 @@ def test_the_check_is_not_seen_by_a_call_that_is_computed_again(device_has, expe
     """torch.utils.checkpoint around a whole model has hooks for what any backward pass keeps."""
     device_has(StandIns())
     model = with_kernels()
-    loss = checkpoint(lambda: model(IDS, labels=IDS, use_cache=False).loss, use_reentrant=False)
-    loss.backward()
+    checkpoint(lambda: model(IDS, labels=IDS, use_cache=False).loss, use_reentrant=False).backward()
     same([parameter.grad for parameter in model.parameters()], expected[1:-2])
     assert heard == []
 
 
 def test_a_compiler_trusts_kernels_that_were_not_found_to_be_wrong(device_has, expected, heard):
     """And does not check them, in one graph."""
-    stand_ins = device_has(StandIns("chunkwise", TRIPLED))
-    model = with_kernels()
+    stand_ins, model = device_has(StandIns("chunkwise", TRIPLED)), with_kernels()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
-        tripled = compiled(IDS, use_cache=False).logits
-        assert not torch.allclose(tripled, expected[0], atol=1e-3)
+        assert not torch.allclose(compiled(IDS, use_cache=False).logits, expected[0], atol=1e-3)
         same([model(IDS, use_cache=False).logits], expected[:1])  # finds that they are wrong
         torch.compiler.reset()
         before = stand_ins.calls["chunkwise"]
@@ -329,8 +316,7 @@ def test_a_compiler_trusts_kernels_that_were_not_found_to_be_wrong(device_has, e
 
 def test_what_kernels_do_not_compute_is_left_to_pytorch(device_has):
     """Numbers of float64, transforms of functions, and programs that are exported."""
-    stand_ins = device_has(StandIns())
-    model = with_kernels()
+    stand_ins, model = device_has(StandIns()), with_kernels()
     with torch.no_grad():
         torch.func.vmap(lambda ids: model(ids[None], use_cache=False).logits)(IDS)
         torch.export.export(model, (IDS,), {"use_cache": False}, strict=False)

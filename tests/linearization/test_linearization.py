@@ -11,21 +11,8 @@ from small_models import close, random_ids, rounding
 from transformer_sources import SIZES, SOURCES, divergence, source_of
 from transformers import LlamaConfig, MixtralConfig, TrainingArguments
 
-from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf.linearization import (
-    AlignmentTrainer,
-    DistillationTrainer,
-    LayersBefore,
-    SourceError,
-    StoredTeacher,
-    align,
-    layer_costs,
-    measure_heads,
-    prepare_for_alignment,
-    softmax_config,
-    store_teacher,
-    transfer,
-)
+from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, linearization
+from retnet_hf.linearization import StoredTeacher, align, measure_heads, softmax_config, store_teacher, transfer
 from retnet_hf.linearization.distillation import divergence_of_top
 from retnet_hf.linearization.transfer import decays_by_distance
 
@@ -86,7 +73,7 @@ def test_windows_and_sinks_alone_take_the_place_of_attention():
     assert transfer(source, kept=[1], sinks=2, sink_distance=12).config.attention_sink_distance is None  # no window
     [error] = align(narrow, source, ids)
     assert error > 0
-    prepare_for_alignment(narrow)
+    linearization.prepare_for_alignment(narrow)
     trained = {name for name, weight in narrow.named_parameters() if weight.requires_grad}
     assert trained == {f"model.layers.0.attention.{name}_proj.weight" for name in "qkvo"}
 
@@ -108,8 +95,7 @@ def test_heads_are_measured_by_definition():
     # rounded attention weights do not add up to 1, which tells the more the further a token is from the beginning
     source, ids = source_of("Llama 3"), [random_ids(2, 400)]
     expected = measure_heads(source, ids).distance
-    found = measure_heads(source.to(torch.bfloat16), ids).distance
-    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)
+    torch.testing.assert_close(measure_heads(source.to(torch.bfloat16), ids).distance, expected, rtol=0.02, atol=0.05)
 
 
 def test_the_fastest_decay_is_for_the_head_or_the_group_that_looks_back_least():
@@ -130,8 +116,7 @@ def test_a_linearized_model_with_shared_states_is_smaller_by_the_size_of_a_group
     for layer in range(2):
         first, second, third, fourth = shared.config.decays(layer)
         assert first == second != third == fourth
-    state = shared(ids, use_cache=True).past_key_values
-    assert state.layers[0].recurrent_states.shape[1] == 2
+    assert shared(ids, use_cache=True).past_key_values.layers[0].recurrent_states.shape[1] == 2
 
 
 def test_head_outputs_keep_their_size():
@@ -153,7 +138,7 @@ def test_head_outputs_keep_their_size():
 
 def test_the_cost_of_a_layer_is_what_the_model_loses_by_its_window_as_the_first_and_as_the_last_one():
     source, blocks = source_of("Llama 3"), random_ids(2, 48)
-    costs, softmax = layer_costs(source, blocks, window=5, sinks=2), transfer(source)
+    costs, softmax = linearization.layer_costs(source, blocks, window=5, sinks=2), transfer(source)
 
     def lost(*narrow: int) -> float:
         """The divergence of the model whose layers `narrow` have windows."""
@@ -169,13 +154,13 @@ def test_the_cost_of_a_layer_is_what_the_model_loses_by_its_window_as_the_first_
 
     assert costs[0] == pytest.approx((lost(0) + lost(0, 1) - lost(1)) / 2, rel=1e-3)
     assert costs[1] == pytest.approx((lost(1) + lost(0, 1) - lost(0)) / 2, rel=1e-3)
-    assert all(cost > 1e-4 for cost in layer_costs(source, random_ids(2, 32)).values())  # of short texts
+    assert all(cost > 1e-4 for cost in linearization.layer_costs(source, random_ids(2, 32)).values())  # of short texts
 
 
 def test_layers_that_alignment_makes_worse_stay_as_they_were():
     source, blocks = source_of("Llama 3"), random_ids(4, 40)
     model = transfer(source, kept=[], window=8, sinks=1)
-    before, weights = LayersBefore(model, source, blocks), copy.deepcopy(model.state_dict())
+    before, weights = linearization.LayersBefore(model, source, blocks), copy.deepcopy(model.state_dict())
     for parameter in model.model.layers[1].attention.parameters():
         parameter.add_(0.5)
     assert before.restore(model) == [1]
@@ -208,7 +193,7 @@ def test_what_cannot_be_linearized_is_refused_in_a_sentence(sentence, tmp_path, 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=sentence) as error:
         REFUSED[sentence]()
-    assert isinstance(error.value, SourceError) or "block" in sentence or "store_teacher" in sentence
+    assert isinstance(error.value, linearization.SourceError) or "block" in sentence or "store_teacher" in sentence
 
 
 def test_losses_of_alignment_by_definition():
@@ -220,8 +205,7 @@ def test_losses_of_alignment_by_definition():
     for layer in teacher.model.layers:
         layer.self_attn.register_forward_hook(lambda _, __, inputs, output: seen.append((inputs, output)), with_kwargs=True)
     teacher(ids, attention_mask=mask)
-    losses = align(student, teacher, ids, mask)
-    for loss, layer, (inputs, output) in zip(losses, student.model.layers, seen):
+    for loss, layer, (inputs, output) in zip(align(student, teacher, ids, mask), student.model.layers, seen):
         plan = student.model.plan(student.model.embed_tokens(ids), mask)[0]
         found, _ = layer.retention(inputs["hidden_states"], plan=plan)
         error, wanted = (found - output[0])[mask == 1], output[0][mask == 1]
@@ -231,11 +215,9 @@ def test_losses_of_alignment_by_definition():
 def test_gradients_of_alignment_reach_the_retentions_alone():
     teacher = source_of("Qwen2", num_hidden_layers=3)
     student = transfer(teacher, kept=[1], measures=measure_heads(teacher, [random_ids(2, 30)]))
-    parameters = prepare_for_alignment(student)
-    graphs = []
+    parameters, graphs = linearization.prepare_for_alignment(student), []
     with torch.enable_grad():
-        losses = align(student, teacher, random_ids(2, 20), with_loss=graphs.append)
-        assert len(losses) == len(graphs) == 2
+        assert len(align(student, teacher, random_ids(2, 20), with_loss=graphs.append)) == len(graphs) == 2
         sum(graphs).backward()
     at_once = [parameter.grad.clone() for parameter in parameters]
     student.zero_grad()
@@ -257,9 +239,11 @@ def test_alignment_with_trainer_brings_the_layers_closer(tmp_path):
     blocks = [{"input_ids": block} for block in random_ids(64, 32)]
     student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(8, 32)]))
     before, frozen = align(student, teacher, random_ids(8, 32, seed=5)), student.lm_head.weight.clone()
-    prepare_for_alignment(student)
+    linearization.prepare_for_alignment(student)
     arguments = training(tmp_path, max_steps=40, gradient_accumulation_steps=2)
-    trainer = AlignmentTrainer(student, arguments, train_dataset=blocks, eval_dataset=blocks[:8], teacher=teacher)
+    trainer = linearization.AlignmentTrainer(
+        student, arguments, train_dataset=blocks, eval_dataset=blocks[:8], teacher=teacher
+    )
     with torch.enable_grad():
         trainer.train()
     after = align(student.eval(), teacher, random_ids(8, 32, seed=5))
@@ -281,7 +265,7 @@ def test_distillation_with_trainer_brings_the_distributions_closer(tmp_path, sto
         assert len(data) == 64
     arguments, asked = training(tmp_path, max_steps=30), None if stored else teacher
     with torch.enable_grad():
-        DistillationTrainer(student, arguments, train_dataset=data, teacher=asked).train()
+        linearization.DistillationTrainer(student, arguments, train_dataset=data, teacher=asked).train()
     assert divergence(student.eval()(held_out).logits, teacher(held_out).logits).mean() < 0.8 * before
 
 

@@ -10,31 +10,9 @@ import torch
 from small_models import random_ids
 from transformer_sources import source_of, token_losses
 
-from retnet_hf.linearization import costliest_layers, measure_heads, spread_layers, transfer
+from retnet_hf.linearization import costliest_layers, measure_heads, recall, spread_layers, transfer, what_was_kept
 from retnet_hf.linearization.linearized_card import markdown
 from retnet_hf.linearization.measures import losses_of, perplexity, repeats, score
-from retnet_hf.linearization.recall import (
-    CUE,
-    NEEDLE,
-    associative_examples,
-    associative_recall,
-    needle_examples,
-    needle_recall,
-)
-from retnet_hf.linearization.what_was_kept import (
-    Extent,
-    Measures,
-    Report,
-    Training,
-    is_worse,
-    measure_decoding,
-    measure_text,
-    measure_texts,
-    measured_divergence,
-    measured_lengths,
-    measured_part,
-    recalled_vocabulary,
-)
 
 
 def test_scores_are_mean_losses():
@@ -71,7 +49,7 @@ def test_losses_of_a_model_are_those_of_its_logits(name, monkeypatch):
 
 def test_pairs_are_asked_for_in_another_order():
     keys, values, orders = torch.arange(10, 20), torch.arange(50, 60), set()
-    ids, labels = associative_examples(keys, values, 4, 30, torch.Generator().manual_seed(0))
+    ids, labels = recall.associative_examples(keys, values, 4, 30, torch.Generator().manual_seed(0))
     assert ids.shape == labels.shape == (30, 16)
     for row, wanted in zip(ids.tolist(), labels.tolist()):
         named = dict(zip(row[:8:2], row[1:8:2]))
@@ -86,14 +64,14 @@ def test_pairs_are_asked_for_in_another_order():
 
 def test_needles_are_at_all_depths_and_the_cue_is_their_beginning():
     stream, depths = torch.arange(1000) % 7, []
-    ids, choices = needle_examples(stream, torch.arange(100, 140), 64, 10, torch.Generator().manual_seed(0))
+    ids, choices = recall.needle_examples(stream, torch.arange(100, 140), 64, 10, torch.Generator().manual_seed(0))
     assert ids.shape == (10, 64)
     for row, candidates in zip(ids, choices):
-        places = (row[:-CUE] >= 100).nonzero()[:, 0]
-        assert places.equal(torch.arange(places[0], places[0] + NEEDLE))
+        places = (row[: -recall.CUE] >= 100).nonzero()[:, 0]
+        assert places.equal(torch.arange(places[0], places[0] + recall.NEEDLE))
         needle = row[places]
-        assert row[-CUE:].equal(needle[:CUE])
-        assert candidates[0] == needle[CUE]
+        assert row[-recall.CUE :].equal(needle[: recall.CUE])
+        assert candidates[0] == needle[recall.CUE]
         assert len(set(candidates.tolist()) - set(needle.tolist())) == len(candidates) - 1
         depths.append(places[0].item())
     assert depths == sorted(depths)
@@ -121,18 +99,18 @@ class Echo(torch.nn.Module):
 @pytest.mark.parametrize(("model", "share"), [(Echo(1), 1), (Echo(-1), 0), (Echo(0), 0), (Echo(math.nan, math.nan), 0)])
 def test_recall_is_the_share_of_what_is_found_again(model, share):
     vocabulary, stream = torch.arange(100, 180), torch.arange(1000) % 7
-    assert associative_recall(model, vocabulary, pairs=8) == share
-    assert needle_recall(model, stream, vocabulary, length=50) == share
+    assert recall.associative_recall(model, vocabulary, pairs=8) == share
+    assert recall.needle_recall(model, stream, vocabulary, length=50) == share
     with pytest.raises(ValueError, match="at least 8 keys and values, got 7 and 8"):
-        associative_recall(model, torch.arange(15), pairs=8)
+        recall.associative_recall(model, torch.arange(15), pairs=8)
     with pytest.raises(ValueError, match="need 17 token ids, got 16"):
-        needle_recall(model, torch.arange(100), torch.arange(16), length=50)
+        recall.needle_recall(model, torch.arange(100), torch.arange(16), length=50)
 
 
 def test_tokens_are_recalled_that_a_text_has_often():
     stream = torch.tensor([3] * 10 + [5] * 9 + [7] * 12 + [1] * 30)
-    assert set(recalled_vocabulary(stream, special_ids=[1]).tolist()) == {3, 7}
-    assert set(recalled_vocabulary(stream).tolist()) == {1, 3, 7}
+    assert set(what_was_kept.recalled_vocabulary(stream, special_ids=[1]).tolist()) == {3, 7}
+    assert set(what_was_kept.recalled_vocabulary(stream).tolist()) == {1, 3, 7}
 
 
 def test_layers_are_chosen_by_share():
@@ -144,23 +122,22 @@ def test_layers_are_chosen_by_share():
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> what_was_kept.Report:
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("retnet_hf.linearization.what_was_kept.DECODED", 2)
         teacher = source_of("Llama 3")
-        blocks = random_ids(8, 32)
-        student = transfer(teacher, kept=[1], measures=measure_heads(teacher, [blocks]))
+        student = transfer(teacher, kept=[1], measures=measure_heads(teacher, [random_ids(8, 32)]))
         stream = random_ids(1, 700)[0]
-        vocabulary = recalled_vocabulary(stream)
-        measures = [measure_text(model, stream, 32, vocabulary) for model in (teacher, student)]
-        measure_decoding(dict(zip((teacher, student), measures)), stream, 32)
+        vocabulary = what_was_kept.recalled_vocabulary(stream)
+        measures = [what_was_kept.measure_text(model, stream, 32, vocabulary) for model in (teacher, student)]
+        what_was_kept.measure_decoding(dict(zip((teacher, student), measures)), stream, 32)
     trainings = [
-        Training("align", "error", 3, 96, 60.0, 0.5, 0.25, 3e-3),
-        Training("distill", "divergence", 4, 128, None, 1.0, 0.5, 1e-3),
+        what_was_kept.Training("align", "error", 3, 96, 60.0, 0.5, 0.25, 3e-3),
+        what_was_kept.Training("distill", "divergence", 4, 128, None, 1.0, 0.5, 1e-3),
     ]
     made = {"source": "llama", "positions": 128, "options": "--window 8", "texts": ["a.txt"], "read": 9000, "block_size": 32}
     found = {"teacher": measures[0], "student": measures[1], "trainings": trainings}
-    return Report(**made, held_out=512, **found)
+    return what_was_kept.Report(**made, held_out=512, **found)
 
 
 def test_a_report_measures_at_the_trained_length_and_beyond(report):
@@ -191,7 +168,7 @@ def test_a_report_in_markdown_has_every_figure(report):
     assert "(*) Longer than the 128 positions that the source was made for" in text
     assert "from `llama` with `retnet-hf linearize --window 8`, on the first 9,000 tokens of `a.txt`" in text
     assert "made the model worse" not in text
-    assert [is_worse(*losses) for losses in ((1.0, 1.1), (0.0, 1e-8), (30.0, 30.0))] == [True, False, False]
+    assert [what_was_kept.is_worse(*losses) for losses in ((1.0, 1.1), (0.0, 1e-8), (30.0, 30.0))] == [True, False, False]
     worse = [dataclasses.replace(report.trainings[0], after=0.75), report.trainings[1]]
     assert "**The stage align made the model worse**" in markdown(dataclasses.replace(report, trainings=worse))
     assert "| align | 3 | 96 | 1.0 | 3.0e-03 | error | 0.500 | 0.250 |" in text
@@ -207,7 +184,7 @@ WORDS = {  # of recall of the source and of the model
 
 @pytest.mark.parametrize("shares", WORDS)
 def test_a_card_shows_texts_answers_and_where_recall_falls_short(report, shares):
-    teacher, student = (Measures(associative_recall={16: share}) for share in shares)
+    teacher, student = (what_was_kept.Measures(associative_recall={16: share}) for share in shares)
     teacher.by_text, student.by_text = {"python": 4.0}, {"python": 5.0}
     shown = {"answers": [("Why?", "a | b\nc", "d")], "unseen": ["python"]}
     text = markdown(dataclasses.replace(report, divergence=0.125, teacher=teacher, student=student, **shown))
@@ -225,10 +202,10 @@ def hybrid():
 
 @torch.no_grad()
 def test_texts_are_measured_in_blocks_of_four_times_the_trained_length(hybrid):
-    stream, extent = random_ids(1, 300)[0], Extent(tokens=256)
+    stream, extent = random_ids(1, 300)[0], what_was_kept.Extent(tokens=256)
     expected = score(lambda ids: losses_of(hybrid, ids), stream, 128, 256).perplexity
-    measures = Measures()
-    measure_texts({hybrid: measures}, {"a": stream}, 32, extent)
+    measures = what_was_kept.Measures()
+    what_was_kept.measure_texts({hybrid: measures}, {"a": stream}, 32, extent)
     assert measures.by_text["a"] == pytest.approx(expected)
 
 
@@ -238,16 +215,16 @@ def test_the_divergence_of_two_models_is_that_of_their_distributions(hybrid, mon
     with torch.no_grad():
         found, wanted = (model(stream[None]).logits.log_softmax(-1) for model in (hybrid, source))
     expected = (wanted.exp() * (wanted - found)).sum(-1).mean().item()
-    assert measured_divergence(hybrid, source, stream, 32) == pytest.approx(expected, rel=1e-4)
+    assert what_was_kept.measured_divergence(hybrid, source, stream, 32) == pytest.approx(expected, rel=1e-4)
 
 
 def test_perplexities_of_all_lengths_are_of_the_same_tokens():
     """Else a text whose end is harder makes long blocks look worse."""
     stream = random_ids(1, 1500)[0]
-    assert measured_lengths(stream, 100) == [100, 200, 400, 800]
-    assert measured_part(stream, 100).equal(stream[:800])
-    assert measured_part(stream, 64).equal(stream[:1024])
-    assert len(measured_part(stream, 2000)) == 1500
-    measures = measure_text(source_of("Qwen2"), stream[:40], 32, torch.arange(3))  # too short for the others
+    assert what_was_kept.measured_lengths(stream, 100) == [100, 200, 400, 800]
+    assert what_was_kept.measured_part(stream, 100).equal(stream[:800])
+    assert what_was_kept.measured_part(stream, 64).equal(stream[:1024])
+    assert len(what_was_kept.measured_part(stream, 2000)) == 1500
+    measures = what_was_kept.measure_text(source_of("Qwen2"), stream[:40], 32, torch.arange(3))  # too short for the others
     assert list(measures.perplexity) == [32]
     assert measures.associative_recall == measures.needle_recall == {}

@@ -9,14 +9,8 @@ from small_models import random_ids
 from transformer_sources import divergence, source_of
 from transformers import TrainingArguments
 
-from retnet_hf.linearization import (
-    AlignmentTrainer,
-    DistillationTrainer,
-    align,
-    measure_heads,
-    prepare_for_alignment,
-    transfer,
-)
+from retnet_hf import linearization
+from retnet_hf.linearization import align, measure_heads, prepare_for_alignment, transfer
 from retnet_hf.linearization.distillation import DivergenceByRows
 
 
@@ -68,7 +62,8 @@ def test_alignment_in_half_precision_has_the_gradients_of_a_backward_pass_outsid
         "unused", max_steps=1, learning_rate=0.1, optim="sgd", max_grad_norm=0.0, lr_scheduler_type="constant", bf16=True,
         per_device_train_batch_size=2, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
-    AlignmentTrainer(student, arguments, teacher=teacher, train_dataset=[{"input_ids": row} for row in ids]).train()
+    blocks = [{"input_ids": row} for row in ids]
+    linearization.AlignmentTrainer(student, arguments, teacher=teacher, train_dataset=blocks).train()
     for parameter, wanted in zip(parameters, expected):
         torch.testing.assert_close(parameter.detach(), wanted, rtol=1e-4, atol=1e-6)
 
@@ -96,7 +91,7 @@ def test_the_loss_of_distillation_is_the_mean_divergence_of_present_tokens(tmp_p
     if padded:
         mask[1, :7] = mask[2, :15] = 0
     arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
-    trainer = DistillationTrainer(student, arguments, train_dataset=[], teacher=source)
+    trainer = linearization.DistillationTrainer(student, arguments, train_dataset=[], teacher=source)
     inputs = {"input_ids": ids} | ({"attention_mask": mask} if padded else {})
     loss = trainer.compute_loss(student, inputs)
     each = divergence(student(**inputs).logits, source(**inputs).logits.detach())[mask.bool()]

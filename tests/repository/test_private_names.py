@@ -24,6 +24,7 @@ from transformers.utils import output_capturing
 from retnet_hf.modules.layers import RECORDER
 
 
+CACHE, MASK = (f"GenerationMixin._prepare_{what}_for_generation" for what in ("cache", "attention_mask"))
 METHODS = {  # with arguments that we name or pass by place, and what for
     "PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config)": "hub/loading.py maps names",
     "PreTrainedModel.maybe_distribute_model(model, distributed_config, mesh_manager)": "hub/loading.py places heads",
@@ -32,12 +33,8 @@ METHODS = {  # with arguments that we name or pass by place, and what for
     "PreTrainedModel._get_files_timestamps(self, working_dir)": "hub/saving.py uploads code",
     "PreTrainedModel.should_save_on_this_rank(self, is_main_process)": "hub/saving.py asks it",
     "PreTrainedModel.is_remote_code()": "hub/travelling_code.py answers it while a model is saved",
-    "GenerationMixin._prepare_cache_for_generation(self, generation_config, model_kwargs, generation_mode)": (
-        "retnet/generation_retnet.py gives generate() a RetNetState"
-    ),
-    "GenerationMixin._prepare_attention_mask_for_generation(self, inputs_tensor, generation_config, model_kwargs)": (
-        "retnet/generation_retnet.py wraps it where a state has read the tokens before"
-    ),
+    f"{CACHE}(self, generation_config, model_kwargs, generation_mode)": "retnet/generation_retnet.py gives a RetNetState",
+    f"{MASK}(self, inputs_tensor, generation_config, model_kwargs)": "retnet/generation_retnet.py wraps it for a state",
     "GenerationMixin._sample(self, input_ids)": "retnet/generation_retnet.py captures decode steps",
     "GenerationMixin._beam_search(self, input_ids)": "retnet/generation_retnet.py captures decode steps",
     "PilBackend._standardize_kwargs(self)": "vision/image_processing_retention.py reads sizes",
@@ -80,12 +77,9 @@ def test_hooks_recorders_and_compiled_modules_are_where_layers_and_cuda_graphs_l
     assert module._compiled_call_impl is None
     module.compile()
     assert module._compiled_call_impl is not None
-    for register, hooks in (
-        (modules.register_module_forward_hook, modules._global_forward_hooks),
-        (modules.register_module_forward_pre_hook, modules._global_forward_pre_hooks),
-    ):
-        handle = register(lambda *arguments: None)
-        assert len(hooks) == 1
+    for kind in ("forward_hook", "forward_pre_hook"):
+        handle = getattr(modules, f"register_module_{kind}")(lambda *arguments: None)
+        assert len(getattr(modules, f"_global_{kind}s")) == 1
         handle.remove()
 
 

@@ -195,8 +195,8 @@ def test_what_does_not_fit_is_refused_by_a_sentence():
         MultiScaleRetention(D, 4, vocab_size=3)
     with pytest.raises(ValueError, match=r"hidden_size \(32\) must be a multiple of num_heads \(5\)"):
         MultiScaleRetention(D, 5)
-    with pytest.raises(StrictDataclassError, match="decay_schedule must be"):
-        MultiScaleRetention(D, 4, decay_schedule="none")
+    with pytest.raises(StrictDataclassError, match="value_expansion must be"):
+        MultiScaleRetention(D, 4, value_expansion=0.3)
     with pytest.raises(ValueError, match=r"documents must be \(batch, tokens\)"):
         layer_of()(random_states(2, 3), documents=torch.ones(3))
 

@@ -16,7 +16,6 @@ TEXT = SAMPLE_TEXT.read_text(encoding="utf-8")[:12_000]
 
 
 def at_step(monkeypatch, step: int, action) -> None:
-    """Does something in the middle of the next training, when `step` steps are done."""
     on_step_end = Supervisor.on_step_end
 
     def patched(self, args, state, control, **kwargs):
@@ -47,7 +46,6 @@ def refused(answer, *words: str, code: int = 2, silent: bool = True) -> None:
 
 
 def done(answer):
-    """The answer of a command that succeeded."""
     assert answer.code == 0, answer.err
     return answer
 
@@ -61,7 +59,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def assert_same_weights(one: Path, other: Path) -> None:
+def same_weights(one: Path, other: Path) -> None:
     one, other = weights(one), weights(other)
     assert one.keys() == other.keys()
     for name, tensor in one.items():

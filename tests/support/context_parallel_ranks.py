@@ -2,6 +2,7 @@
 """What test_context_parallel.py runs in several processes, each of which compares with the whole that it computes, too."""
 
 import gc
+import itertools
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ if ranks == 2:  # whatever the number of ranks
     MODELS |= {"states of several sizes": ("grouped", {}), "post-norm": ("torchscale", {})}
 
 
-def about(*what):
+def about(what):
     return lambda text: f"{', '.join(what)}: {text}"
 
 
@@ -56,7 +57,7 @@ def agree(ours, whole, order, what):
 def same_states(ours, theirs, what):
     for mine, other in zip(ours.layers, theirs.layers):
         for name in mine.SAVED:
-            torch.testing.assert_close(getattr(mine, name), getattr(other, name), msg=about(what, name), **exact)
+            torch.testing.assert_close(getattr(mine, name), getattr(other, name), msg=about((*what, name)), **exact)
 
 
 def gradients(model):
@@ -65,53 +66,46 @@ def gradients(model):
     return found
 
 
-for kind, (dialect, fields) in MODELS.items():
-    model = small_model(dialect, **fields).double()
-    for name, given in INPUTS.items():
-        if kind != "plain" and name not in ("plain", "masked"):
-            continue
-        for order in ("contiguous", "head_to_tail"):
-            for continues in (False, True) if ranks == 2 and name != "numbers of documents" else (False,):
-                what = f"{kind}, {name}, {order}, continues: {continues}"
-                ids = random_ids(2, LENGTH, seed=1)
-                labels = ids.masked_fill(given.get("attention_mask", torch.ones_like(ids)) == 0, -100)
-                whole = dict(input_ids=ids, labels=labels, **given)
-                context_parallel(model, None)
-                past = None
-                if continues:
-                    with torch.no_grad():
-                        past = model(random_ids(2, 9, seed=2), use_cache=True).past_key_values
-                    if "position_ids" in whole:
-                        whole["position_ids"] = torch.where(documents == 0, position + 9, position)
-                extra = {"use_cache": True} if continues else {}
-                expected = model(**whole, past_key_values=None if past is None else past.clone(), **extra)
-                expected.loss.backward()
-                expected_gradients = gradients(model)
-                with torch.no_grad():
-                    read = model(
-                        **{key: value for key, value in whole.items() if key != "labels"},
-                        past_key_values=None if past is None else past.clone(),
-                        use_cache=True,
-                    )
+def same_means(ours, whole, *what):
+    for mine, other in zip(ours, whole):
+        dist.all_reduce(mine)
+        torch.testing.assert_close(mine / ranks, other, msg=about(what), **exact)
 
-                context_parallel(model, WORLD, order)
-                cut = shard_sequence(whole, WORLD, order)
-                output = model(**cut, past_key_values=None if past is None else past.clone(), **extra)
-                agree(output.logits, expected.logits, order, what)
-                output.loss.backward()
-                loss = output.loss.detach() / ranks
-                dist.all_reduce(loss)
-                torch.testing.assert_close(loss, expected.loss.detach(), msg=about(what, "loss"), **exact)
-                for mine, other in zip(gradients(model), expected_gradients):
-                    dist.all_reduce(mine)
-                    torch.testing.assert_close(mine / ranks, other, msg=about(what, "gradient"), **exact)
-                if continues:
-                    same_states(output.past_key_values, expected.past_key_values, what)
-                with torch.no_grad():
-                    cut = {key: value for key, value in cut.items() if "labels" not in key and key != "num_items_in_batch"}
-                    ours = model(**cut, past_key_values=None if past is None else past.clone(), use_cache=True)
-                agree(ours.logits, read.logits, order, what)
-                same_states(ours.past_key_values, read.past_key_values, what)
+
+def trained_and_read(inputs, past, **options):
+    """Outputs with and without a loss, and gradients."""
+    output = model(**inputs, past_key_values=past and past.clone(), **options)
+    output.loss.backward()
+    plain = {key: value for key, value in inputs.items() if "labels" not in key and key != "num_items_in_batch"}
+    with torch.no_grad():
+        return output, gradients(model), model(**plain, past_key_values=past and past.clone(), use_cache=True)
+
+
+CASES = [(kind, name) for kind in MODELS for name in (INPUTS if kind == "plain" else ("plain", "masked"))]
+for (kind, name), order in itertools.product(CASES, ("contiguous", "head_to_tail")):
+    model = small_model(MODELS[kind][0], **MODELS[kind][1]).double()
+    for continues in (False, True) if ranks == 2 and name != "numbers of documents" else (False,):
+        what = kind, name, order, f"continues: {continues}"
+        ids, given, past, options = random_ids(2, LENGTH, seed=1), INPUTS[name], None, {}
+        labels = ids.masked_fill(given.get("attention_mask", torch.ones_like(ids)) == 0, -100)
+        whole = dict(input_ids=ids, labels=labels, **given)
+        if continues:
+            options = {"use_cache": True}
+            with torch.no_grad():
+                past = model(random_ids(2, 9, seed=2), use_cache=True).past_key_values
+            if "position_ids" in whole:
+                whole["position_ids"] = torch.where(documents == 0, position + 9, position)
+        expected, expected_gradients, expected_read = trained_and_read(whole, past, **options)
+        context_parallel(model, WORLD, order)
+        output, found_gradients, read = trained_and_read(shard_sequence(whole, WORLD, order), past, **options)
+        context_parallel(model, None)
+        agree(output.logits, expected.logits, order, what)
+        agree(read.logits, expected_read.logits, order, what)
+        same_means([output.loss.detach()], [expected.loss.detach()], *what, "loss")
+        same_means(found_gradients, expected_gradients, *what, "gradient")
+        same_states(read.past_key_values, expected_read.past_key_values, what)
+        if continues:
+            same_states(output.past_key_values, expected.past_key_values, what)
 
 # a gradient through the states, from a later part of a text to an earlier one
 model = small_model("fla").double()
@@ -124,9 +118,7 @@ for order in ("contiguous", "head_to_tail"):
     context_parallel(model, WORLD, order)
     past = model(**shard_sequence({"input_ids": first}, WORLD, order), use_cache=True).past_key_values
     model(**shard_sequence({"input_ids": second, "labels": second}, WORLD, order), past_key_values=past).loss.backward()
-    for mine, other in zip(gradients(model), expected_gradients):
-        dist.all_reduce(mine)
-        torch.testing.assert_close(mine / ranks, other, **exact)
+    same_means(gradients(model), expected_gradients, "through the states", order)
 
 # segments of one token
 ids, apart = random_ids(2, 2 * ranks, seed=6), (torch.arange(2 * ranks) // 3).expand(2, -1).contiguous()
@@ -139,13 +131,12 @@ for inputs in ({"input_ids": ids}, {"input_ids": ids, "seq_idx": apart}):
 
 # checkpointing computes, and exchanges, again
 context_parallel(model, WORLD)
-model.gradient_checkpointing_enable()
-model.train()
-model(**shard_sequence({"input_ids": second, "labels": second}, WORLD)).loss.backward()
-recomputed = gradients(model)
-model.gradient_checkpointing_disable()
-model(**shard_sequence({"input_ids": second, "labels": second}, WORLD)).loss.backward()
-for mine, other in zip(gradients(model), recomputed):
+found = []
+for checkpointing in (True, False):
+    model.train().gradient_checkpointing_enable() if checkpointing else model.gradient_checkpointing_disable()
+    model(**shard_sequence({"input_ids": second, "labels": second}, WORLD)).loss.backward()
+    found.append(gradients(model))
+for mine, other in zip(*found):
     torch.testing.assert_close(mine, other, **exact)
 
 # bfloat16 is as near to float64 as in one process, whatever its products are multiplied as

@@ -29,7 +29,6 @@ class Session(NamedTuple):
 
 
 def blocks(markdown: str, language: str = "python") -> list[Block]:
-    """Every block of exactly this language."""
     found = re.finditer(rf"^```{language}\n(.*?)^```$", markdown, flags=re.DOTALL | re.MULTILINE)
     return [Block(markdown[: match.start(1)].count("\n"), match[1]) for match in found]
 
@@ -46,8 +45,7 @@ def anchors(markdown: str) -> set[str]:
 
 def dead_links(page: Path) -> list[str]:
     """Links of a page that lead nowhere in its Markdown: no file, no heading, or a name that only the site knows."""
-    markdown = page.read_text(encoding="utf-8")
-    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     dead = re.findall(r"\]\[[^\]]*\]", prose)
     for link in re.findall(r"\]\(([^)\s]+)\)", prose):
         if re.match(r"https?://", link):
@@ -60,7 +58,6 @@ def dead_links(page: Path) -> list[str]:
 
 
 def session(page: Path) -> Session:
-    """All Python of a page."""
     return Session(page, page.stem, blocks(page.read_text(encoding="utf-8")))
 
 
@@ -68,8 +65,7 @@ def sessions(page: Path) -> list[Session]:
     """The Python of each section of a page whose sections stand by themselves; those without any are left out."""
     markdown = page.read_text(encoding="utf-8")
     starts = [(match.start(), match[1]) for match in re.finditer(r"^## (.+)$", markdown, flags=re.MULTILINE)]
-    ends = [start for start, _ in starts[1:]] + [len(markdown)]
-    found = []
+    ends, found = [start for start, _ in starts[1:]] + [len(markdown)], []
     for (start, title), end in zip(starts, ends):
         first_line = markdown[:start].count("\n")
         inside = [Block(line + first_line, source) for line, source in blocks(markdown[start:end])]

@@ -2,13 +2,12 @@
 """A device whose tensors have no values: what runs there has every tensor on the right device, and what it asks of the host
 is counted.
 
-A process of its own, since PyTorch keeps a device that was registered. Reads names of cases as JSON; prints for each how
-often the host waited for the device, or the end of the traceback.
+A process of its own, since PyTorch keeps a device that was registered. Prints for each case how often the host waited for
+the device, or the end of the traceback.
 """
 
 import json
 import os
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -28,8 +27,7 @@ from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, RetNetHybridForCausa
 from retnet_hf.ops import kernels
 
 
-DEVICE = "fakegpu"
-KEY = "PrivateUse1"
+DEVICE, KEY = "fakegpu", "PrivateUse1"
 
 
 class FakeGpu(backend_registration._DummyBackendModule):
@@ -64,16 +62,13 @@ def register() -> list[torch.library.Library]:
 
 class Waits(TorchDispatchMode):
     """Counts what makes the host wait for the device: values that it reads, and tensors that are copied from there or, as no
-    graph may capture, to there.
-
-    Attributes:
-        truth: what a truth value is that is read. False of a mask that is asked whether all tokens are there.
+    graph may capture, to there. `truth` is what a truth value is that is read: False of a mask that is asked whether all
+    tokens are there.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts: Counter[str] = Counter()
-        self.truth = False
+        self.counts, self.truth = Counter(), False
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -89,7 +84,6 @@ class Waits(TorchDispatchMode):
 
 
 def trained(model: torch.nn.Module, **inputs) -> None:
-    """A step of training, with an optimiser that has a state."""
     model.train()(**inputs).loss.backward()
     torch.optim.AdamW(model.parameters()).step()
 
@@ -99,7 +93,6 @@ def ids(tokens: int, batch: int = 2) -> torch.Tensor:
 
 
 def model_of(dialect: str, model_class: type = RetNetForCausalLM, dtype=torch.float32, **options) -> torch.nn.Module:
-    """A model that was made on the device."""
     config = small_config(dialect, **options)
     model_class = RetNetHybridForCausalLM if config.is_hybrid else model_class
     with torch.device(DEVICE):
@@ -125,8 +118,7 @@ def half(dialect: str) -> None:
 
 
 def checkpointed(dialect: str) -> None:
-    model = model_of(dialect)
-    model.gradient_checkpointing_enable()
+    (model := model_of(dialect)).gradient_checkpointing_enable()
     trained(model, input_ids=ids(40), labels=ids(40), use_cache=False)
 
 
@@ -138,7 +130,6 @@ def generation(dialect: str) -> None:
 
 @torch.no_grad()
 def decoding(dialect: str) -> None:
-    """A step alone, after a prompt."""
     model = model_of(dialect)
     state = model(ids(20), use_cache=True).past_key_values
     COUNTED.counts.clear()
@@ -189,8 +180,7 @@ def pictures(family: str) -> None:
 
 def with_kernels(case: Callable[[str], None], dialect: str) -> None:
     """The case on a device that has kernels by default, which a mode without values trusts."""
-    calls: list[kernels.Kernels] = []
-    has = {"AUTO": kernels.AUTO._replace(runs_on=lambda device: True), "_by_default": calls}
+    has = {"AUTO": kernels.AUTO._replace(runs_on=lambda device: True), "_by_default": (calls := [])}
     with mock.patch.multiple(kernels, **has), mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
         case(dialect)
     assert calls[0].checked  # were chosen
@@ -209,14 +199,13 @@ COUNTED = Waits()
 if __name__ == "__main__":
     held = register()
     found = {}
-    for name in json.loads(sys.stdin.read()) or CASES:
+    for name, case in CASES.items():
         COUNTED.counts.clear()
         COUNTED.truth = False
         try:
             with FakeTensorMode(), COUNTED:
-                CASES[name]()
+                case()
+            found[name] = {kind: COUNTED.counts[kind] for kind in ("values", "copies", "sent")}
         except Exception:
             found[name] = traceback.format_exc(limit=-4)
-        else:
-            found[name] = {kind: COUNTED.counts[kind] for kind in ("values", "copies", "sent")}
     print(json.dumps(found))

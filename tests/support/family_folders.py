@@ -36,8 +36,7 @@ def small_minimax(**fields) -> MiniMaxForCausalLM:
             slopes = [2 ** (-8 * (head + 1) / heads) * factor for head in range(heads)]
             rate = torch.tensor(slopes, dtype=torch.float64)[:, None, None]
             layer.self_attn.slope_rate = nn.Buffer(rate)
-            tables = zip(("query_decay", "key_decay", "diagonal_decay"), layer.self_attn.decay_factors(rate))
-            for name, table in tables:
+            for name, table in zip(("query_decay", "key_decay", "diagonal_decay"), layer.self_attn.decay_factors(rate)):
                 setattr(layer.self_attn, name, nn.Buffer(table))
     return model
 
@@ -81,7 +80,6 @@ def published_minimax(model: MiniMaxForCausalLM) -> tuple[dict[str, Tensor], dic
 
 
 def folder_of(family: str, path: Path, minimax_of_transformers: MiniMaxForCausalLM) -> tuple[dict[str, Tensor], dict]:
-    """A folder as the family publishes it, in two shards; its tensors and config.json."""
     if family == "minimax":
         state_dict, config = published_minimax(minimax_of_transformers)
     else:

@@ -60,7 +60,6 @@ def to_rmt(model) -> Checkpoint:
 
 
 def small_poolformer(**overrides) -> PoolFormerForImageClassification:
-    """A small model of transformers with random weights."""
     fields = {"hidden_sizes": [8, 12, 16, 24], "depths": [1, 2, 1, 1], "mlp_ratio": 2.0, "layer_scale_init_value": 0.5}
     fields["id2label"] = {0: "ant", 1: "bee", 2: "cat"}
     return shake_vision(PoolFormerForImageClassification(PoolFormerConfig(**(fields | overrides)))).eval()

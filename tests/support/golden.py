@@ -23,15 +23,8 @@ from retnet_hf.conversion.formats import FORMATS
 SMALL = TESTS / "golden"
 FULL = ROOT.parent / "shared" / "golden"
 
-KEPT = (
-    "fla/unfused_nogate_relu",
-    "torchscale/swish_scaled_untied",
-    "syncdoth/published_options",
-    "vir_official/token_last",
-    "vir_pulfer/non_square_alphas",
-    "rmt/t3_like",
-    "rmt_dense/fpn_t_like",
-)
+KEPT = ("fla/unfused_nogate_relu", "torchscale/swish_scaled_untied", "syncdoth/published_options", "vir_official/token_last")
+KEPT += ("vir_pulfer/non_square_alphas", "rmt/t3_like", "rmt_dense/fpn_t_like")
 NAMES = ("torchscale_2023_07/gelu_subln", "syncdoth/ffn_no_glu")  # without values
 GRADIENTS = 5  # the smallest of each case, which the small set keeps
 
@@ -45,12 +38,10 @@ class Golden(NamedTuple):
     facts: dict[str, Any]  # everything the case's JSON says
 
     def gradients(self) -> dict[str, Tensor]:
-        """Gradients of the loss, by the peer's names."""
         return {name.removeprefix("grad."): value for name, value in self.tensors.items() if name.startswith("grad.")}
 
 
 def at_hand(cases: Iterable[str]) -> list[str]:
-    """Those of the cases `peer/name` that can be read here."""
     return [case for case in cases if case in KEPT + NAMES or FULL.is_dir()]
 
 
@@ -73,7 +64,6 @@ def format_of(case: str):
 
 
 def read(case: str, folder: Path | None = SMALL) -> tuple:
-    """The model of a case of language models, and the case."""
     data, form = golden(case, folder), format_of(case)
     own = {name: tensor.clone() for name, tensor in data.state_dict.items()}  # other tests read the case, too
     return getattr(form, f"from_{form.NAME}")(own, data.config).eval(), data
@@ -87,9 +77,7 @@ def main() -> None:
         small.with_suffix(".json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
         if case in KEPT:
             tensors = load_file(full.with_suffix(".safetensors"))
-            gradients = sorted(
-                filter(lambda name: name.startswith("grad."), tensors), key=lambda name: tensors[name].numel()
-            )
+            gradients = sorted((name for name in tensors if "grad." in name), key=lambda name: tensors[name].numel())
             unused = [name for name in tensors if name.startswith(("logits_fused", "stage_downsampled", "retentions"))]
             kept = set(tensors) - set(gradients[GRADIENTS:]) - set(unused)
             save_file({name: tensors[name] for name in sorted(kept)}, small.with_suffix(".safetensors"))

@@ -26,7 +26,6 @@ class HubStandIn:
         return hashlib.sha1(contents).hexdigest()
 
     def posted(self, parts: list[str], body: bytes) -> dict | None:
-        """What is answered to a POST at a path; None of one that is not known."""
         repo = "/".join(parts[2:4])
         if parts[:3] == ["api", "repos", "create"]:
             asked = json.loads(body)
@@ -49,7 +48,6 @@ class HubStandIn:
         return None
 
     def listed(self, repo: str, tree: bool) -> list | dict:
-        """The tree of a repository, or what is known of it."""
         files = {name: {"size": len(data), "oid": hashlib.sha1(data).hexdigest()} for name, data in self.files[repo].items()}
         if tree:
             return [{"type": "file", "path": name} | file for name, file in files.items()]
@@ -104,7 +102,6 @@ def handler_for(hub: HubStandIn) -> type[BaseHTTPRequestHandler]:
 
 @contextmanager
 def serving(hub: HubStandIn) -> Iterator[HubStandIn]:
-    """Serves `hub` on a free port of this machine."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler_for(hub)) as server:
         hub.url = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -10,22 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from retnet_hf.cli.text.corpus import train_tokenizer
 
 
-SIZES = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 1,
-    "initializer_range": 0.2,
-}
+SIZES = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1, "initializer_range": 0.2}
 
 
 def make_source(folder: Path) -> None:
-    """A Llama with tokenizer, chat template, generation config and a model card, and a text."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
     model.generation_config.temperature, model.generation_config.do_sample = 0.5, True

@@ -5,7 +5,6 @@ from torch import distributed as dist
 
 
 def join_alone() -> dist.ProcessGroup:
-    """Makes this process the one rank of a group, and returns the group."""
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

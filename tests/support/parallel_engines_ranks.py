@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from foreign_folders import FOREIGN, foreign, write_folder
 from small_models import close, random_ids, rounding, small_model
 from small_vision_models import RECIPES, small_metaformer, small_rmt, small_vir, stage_images, vir_images
 from torch import distributed as dist
@@ -27,7 +28,9 @@ dist.init_process_group("gloo")
 rank, ranks, folder = dist.get_rank(), dist.get_world_size(), Path(sys.argv[1])
 IDS = random_ids(4, 24)
 GREEDY = GenerationConfig(max_new_tokens=5, do_sample=False, pad_token_id=0)
-HYBRID = {"num_attention_heads": 4, "num_key_value_heads": 2, "decay_schedule": [0.6, 0.6, 0.97, 0.97]}
+# the last layer's heads share states, two by two, the first one's have their own
+HYBRID = {"num_attention_heads": 4, "num_key_value_heads": 2, "qkv_bias": True, "use_qk_norm": True}
+HYBRID["decay_schedule"] = [[0.6, 0.8, 0.9, 0.99], *[[1.0] * 4] * 2, [0.6, 0.6, 0.97, 0.97]]
 LANGUAGE_MODELS = {
     "fla": small_model("fla"),
     "hybrid": small_model("hybrid", **HYBRID),
@@ -42,12 +45,8 @@ OTHERS = {
 }
 
 
-def about(what):
-    return lambda text: f"{what}: {text}"
-
-
 def same(ours, whole, what, tolerance=1e-11):
-    torch.testing.assert_close(ours, whole, rtol=tolerance, atol=tolerance, msg=about(what))
+    torch.testing.assert_close(ours, whole, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
 
 
 def full(tensor):
@@ -56,20 +55,27 @@ def full(tensor):
 
 def gradients(model):
     """Of all parameters, by name, whole; and none are left."""
-    found = {
-        name.removeprefix("module."): full(parameter.grad)
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
+    parameters = [(name, parameter) for name, parameter in model.named_parameters() if parameter.grad is not None]
+    found = {name.removeprefix("module."): full(parameter.grad) for name, parameter in parameters}
     model.zero_grad()
     return found
 
 
-def same_gradients(model, whole, what, tolerance=1e-11):
+def same_gradients(loss, expected, model, whole, what):
+    loss.backward()
+    expected.backward()
     ours, theirs = gradients(model), gradients(whole)
     assert ours.keys() == theirs.keys(), what
     for name, gradient in theirs.items():
-        same(ours[name], gradient, f"{what}, {name}", tolerance)
+        same(ours[name], gradient, f"{what}, {name}")
+
+
+def same_training(loss, model, whole, what):
+    """The mean over ranks of a loss, and all gradients."""
+    expected, mean = whole(IDS, labels=IDS).loss, loss.detach().clone()
+    dist.all_reduce(mean)
+    same(mean / ranks, expected.detach(), f"{what}, loss")
+    same_gradients(loss, expected, model, whole, what)
 
 
 def saved(model, name):
@@ -83,35 +89,28 @@ def saved(model, name):
 def same_language_model(model, whole, what, share=0, shares=1):
     """Logits, loss, gradients and text: of this rank's share of the rows, where data are shared."""
     mine = IDS.chunk(shares)[share]
-    expected, output = whole(IDS, labels=IDS), model(mine, labels=mine)
-    same(full(output.logits), expected.logits.chunk(shares)[share], f"{what}, logits")
-    loss = output.loss.detach().clone()
-    dist.all_reduce(loss)
-    same(loss / ranks, expected.loss.detach(), f"{what}, loss")
-    output.loss.backward()
-    expected.loss.backward()
-    same_gradients(model, whole, what)
+    output = model(mine, labels=mine)
+    same(full(output.logits), whole(IDS).logits.chunk(shares)[share], f"{what}, logits")
+    same_training(output.loss, model, whole, what)
     if hasattr(model, "generate") and not model.training:
-        written = model.generate(mine, generation_config=GREEDY)
-        assert torch.equal(written, whole.generate(mine, generation_config=GREEDY)), what
+        same_text(model, whole, mine, what)
 
 
-def loss_of(model, inputs):
-    """A number that depends on every output, and what it was made of."""
-    output = model(inputs)
-    output = output.feature_maps[-1] if hasattr(output, "feature_maps") else output.logits
-    return output.square().mean() + output[:, 0].mean(), output
+def same_text(model, whole, ids, what):
+    assert model.generate(ids, generation_config=GREEDY).equal(whole.generate(ids, generation_config=GREEDY)), what
 
 
 def same_other_model(model, whole, inputs, what, share=0, shares=1):
-    loss, output = loss_of(model, inputs.chunk(shares)[share])
-    expected_loss, expected = loss_of(whole, inputs)
-    same(full(output), expected.chunk(shares)[share], f"{what}, output")
-    loss.backward()
-    expected_loss.backward()
-    same_gradients(model, whole, what)
+    def output_of(network, inputs):
+        output = network(inputs)
+        return output.feature_maps[-1] if hasattr(output, "feature_maps") else output.logits
+
+    ours, expected = output_of(model, inputs.chunk(shares)[share]), output_of(whole, inputs)
+    same(full(ours), expected.chunk(shares)[share], f"{what}, output")
+    losses = [output.square().mean() + output[:, 0].mean() for output in (ours, expected)]  # of every output
+    same_gradients(*losses, model, whole, what)
     with torch.no_grad():  # tensor parallelism takes another way without gradients
-        same(full(loss_of(model, inputs)[1]), expected, f"{what}, without gradients")
+        same(full(output_of(model, inputs)), expected, f"{what}, without gradients")
 
 
 def whole_models():
@@ -119,9 +118,15 @@ def whole_models():
         yield name, whole, saved(whole.double(), name)
 
 
-def distributed(path, model_class=AutoModelForCausalLM, **sizes):
-    model = model_class.from_pretrained(path, distributed_config=DistributedConfig(**sizes), dtype=torch.float64)
-    return model.eval()
+def distributed(path, model_class=AutoModelForCausalLM, dtype=torch.float64, **sizes):
+    return model_class.from_pretrained(path, distributed_config=DistributedConfig(**sizes), dtype=dtype)
+
+
+def sharded(name, mesh, **options):
+    model = AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float64)
+    for module in (*model.model.layers, model):
+        fully_shard(module, mesh=mesh, **options)
+    return model
 
 
 def train(model, seeds, optimizer, share=0, shares=1):
@@ -140,38 +145,53 @@ def on_two():
         same_language_model(ddp, whole, f"DDP, {name}", rank, 2)
 
         model = distributed(path, fsdp_size=2)
-        assert sum(full(weight).numel() for weight in model.parameters()) > 1.9 * sum(
-            weight.to_local().numel() for weight in model.parameters()
-        )
+        weights = list(model.parameters())
+        assert sum(full(each).numel() for each in weights) > 1.9 * sum(each.to_local().numel() for each in weights)
         same_language_model(model, whole, f"FSDP2, {name}", rank, 2)
-        model.gradient_checkpointing_enable()
-        model.train()
+        model.train().gradient_checkpointing_enable()
         same_language_model(model, whole, f"FSDP2, checkpointing, {name}", rank, 2)
-
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
         policy = CPUOffloadPolicy(pin_memory=False)  # which only memory of accelerators needs
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh, offload_policy=policy)
-        fully_shard(model, mesh=mesh, offload_policy=policy)
-        same_language_model(model, whole, f"FSDP2, offload, {name}", rank, 2)
-
+        same_language_model(sharded(name, mesh, offload_policy=policy), whole, f"FSDP2, offload, {name}", rank, 2)
         same_language_model(distributed(path, tp_size=2), whole, f"tensor parallel, {name}")
 
         model = distributed(path, pp_size=2)
         with torch.no_grad():
             same(model(IDS).logits, whole(IDS).logits, f"pipeline, {name}")
-        written = model.generate(IDS, generation_config=GREEDY)
-        assert torch.equal(written, whole.generate(IDS, generation_config=GREEDY)), f"pipeline, {name}"
+        same_text(model, whole, IDS, f"pipeline, {name}")
+
+    padded = {"input_ids": IDS, "attention_mask": (torch.arange(24) >= torch.tensor([[4], [0], [0], [9]])).long()}
+    there = padded["attention_mask"].bool()
+    for name, heads in (("fla", [2, 2]), ("hybrid", [2, 1])):
+        model, whole = (
+            AutoModelForCausalLM.from_pretrained(folder / name, tp_plan="auto", dtype=torch.float64),
+            LANGUAGE_MODELS[name],
+        )
+        assert model.model.layers[0].retention.q_proj.weight.to_local().shape[0] == 16
+        with torch.no_grad():
+            output, expected = model(**padded), whole(**padded)
+        same(full(output.logits)[there], expected.logits[there], f"tensor parallel, padding, {name}")
+        written = model.generate(**padded, generation_config=GREEDY)
+        assert written.equal(whole.generate(**padded, generation_config=GREEDY)), name
+        state = output.past_key_values
+        assert [state.layers[index].recurrent_states.shape[1] for index in (0, -1)] == heads
+        with pytest.raises(ValueError, match="state of all 4 heads can be saved, not a rank's share of 2"):
+            state.save(folder / "share")
+
+    for dialect in FOREIGN:  # published folders are read to the same weights
+        theirs, state_dict, config = foreign(dialect)
+        if rank == 0:
+            write_folder(folder / "published" / dialect, state_dict, config)
+        dist.barrier()
+        loaded = AutoModelForCausalLM.from_pretrained(folder / "published" / dialect, tp_plan="auto").state_dict()
+        assert loaded.keys() == theirs.state_dict().keys()
+        assert all(full(loaded[name]).equal(weight) for name, weight in theirs.state_dict().items()), dialect
 
     # products in bfloat16, as one process computes them with weights that were rounded
-    path = folder / "fla"
-    rounded = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
-    mixed = AutoModelForCausalLM.from_pretrained(
-        path, distributed_config=DistributedConfig(fsdp_size=2, fsdp_mixed_precision=True), dtype=torch.float32
-    ).eval()
+    rounded = AutoModelForCausalLM.from_pretrained(folder / "fla", dtype=torch.bfloat16)
+    mixed = distributed(folder / "fla", dtype=torch.float32, fsdp_size=2, fsdp_mixed_precision=True)
     mine, plans = IDS.chunk(2)[rank], []
     mixed.model.layers[-1].retention.register_forward_pre_hook(
-        lambda module, inputs, options: plans.append(options["plan"]), with_kwargs=True
+        lambda *given: plans.append(given[2]["plan"]), with_kwargs=True
     )
     output, expected = mixed(mine, labels=mine), rounded(IDS, labels=IDS)
     assert output.logits.dtype == torch.bfloat16
@@ -226,20 +246,11 @@ def on_four():
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
     everyone = init_device_mesh("cpu", (4,))
     for order in ("contiguous", "head_to_tail"):
-        model = AutoModelForCausalLM.from_pretrained(folder / "fla", dtype=torch.float64)
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=everyone)
-        fully_shard(model, mesh=everyone)
+        model = sharded("fla", everyone)
         context_parallel(model, mesh["cp"], order)
         rows = IDS.chunk(2)[mesh["dp"].get_local_rank()]
         output = model(**shard_sequence({"input_ids": rows, "labels": rows}, mesh["cp"], order))
-        expected = whole(IDS, labels=IDS)
-        loss = output.loss.detach().clone()
-        dist.all_reduce(loss)
-        same(loss / ranks, expected.loss.detach(), f"context parallel and FSDP2, {order}, loss")
-        output.loss.backward()
-        expected.loss.backward()
-        same_gradients(model, whole, f"context parallel and FSDP2, {order}")
+        same_training(output.loss, model, whole, f"context parallel and FSDP2, {order}")
 
 
 {2: on_two, 4: on_four}[ranks]()

@@ -75,17 +75,24 @@ def same(found: tuple[Tensor, RetNetState], expected: tuple[Tensor, RetNetState]
 
 
 PROMPT = random_ids(1, 7)
+KINDS = {  # dialects and options
+    "plain": ("fla", {}),
+    "bare": ("fla", dict.fromkeys(("use_output_gate", "use_gated_mlp", "use_head_norm", "use_rotary"), False)),
+    "grouped": ("grouped", {}),
+    "torchscale": ("torchscale", {}),
+    "hybrid": ("hybrid", {}),
+    "scaled": ("fla", {"value_act": "silu", "use_rotary": False, "residual_multiplier": 0.7}),
+    "post": ("fla", {"feature_map": "relu", "use_head_norm": False, "norm_position": "post"}),
+}
 
 
 @torch.no_grad()
 def read(model, ids: Tensor, **inputs) -> tuple[Tensor, RetNetState]:
-    """Logits of a prompt, and the state after it."""
     state = RetNetState(model.config)
     return model(ids, past_key_values=state, use_cache=True, **inputs).logits, state
 
 
 def state_after(model, ids: Tensor = PROMPT) -> RetNetState:
-    """The state after a prompt."""
     return read(model, ids)[1]
 
 
@@ -94,5 +101,4 @@ def decoded(model, ids: Tensor = PROMPT) -> tuple[Tensor, RetNetState]:
     """Logits of five tokens one by one after a prompt, and the state after them."""
     state = state_after(model, ids)
     steps = [random_ids(ids.shape[0], 1, seed=number) for number in range(5)]
-    logits = [model(step, past_key_values=state, use_cache=True).logits for step in steps]
-    return torch.cat(logits, dim=1), state
+    return torch.cat([model(step, past_key_values=state, use_cache=True).logits for step in steps], dim=1), state

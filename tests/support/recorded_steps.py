@@ -34,8 +34,7 @@ class Recorder(TorchDispatchMode):
         given = tensors_of((args, kwargs))
         if function._schema.is_mutable:
             self.before += [(tensor, tensor.clone()) for tensor in given if memory_of(tensor) not in self.made]
-        results = function(*args, **kwargs)
-        places = {memory_of(tensor) for tensor in given}
+        results, places = function(*args, **kwargs), {memory_of(tensor) for tensor in given}
         fresh = [memory_of(tensor) not in places for tensor in tensors_of(results)]  # no views, nothing in place
         self.made |= {memory_of(tensor) for tensor, new in zip(tensors_of(results), fresh) if new}
         self.operations.append((function, args, kwargs, tensors_of(results), fresh))
@@ -70,8 +69,7 @@ class RecordedGraph:
 
     def replay(self) -> None:
         for function, args, kwargs, results, fresh in self.recorder.operations:
-            again = tensors_of(function(*args, **kwargs))
-            for old, value, new in zip(results, again, fresh):
+            for old, value, new in zip(results, tensors_of(function(*args, **kwargs)), fresh):
                 if new:
                     old.copy_(value)
 

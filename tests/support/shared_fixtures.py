@@ -69,8 +69,7 @@ def retnet_hf(capfd, monkeypatch):
         if stdin is not None:
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         capfd.readouterr()
-        code = main([str(argument) for argument in arguments])
-        return Answer(code, *capfd.readouterr())
+        return Answer(main([str(argument) for argument in arguments]), *capfd.readouterr())
 
     return run
 

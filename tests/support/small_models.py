@@ -22,26 +22,18 @@ VOCAB_SIZE = 96
 PAD = 0
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3["original_max_position_embeddings"] = 64
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "partial_rotary_factor": 0.5}
+YARN["original_max_position_embeddings"] = 64
 
 DIALECTS = {
     # the default configuration, that of the fla-hub checkpoints
     "fla": {"num_attention_heads": 4, "intermediate_size": 64},
     # two key/value heads for four query heads; keys and values of other sizes; chunks and forms chosen by themselves; what
     # pretrained transformers have, biases and norms of queries and keys and other rotations; layers that differ
-    "grouped": {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "key_expansion": 0.5,
-        "chunk_size": None,
-        "qkv_bias": True,
-        "use_qk_norm": True,
-        "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
-        | {"original_max_position_embeddings": 64, "partial_rotary_factor": 0.5},
-        "max_position_embeddings": 256,
-        # of the first layer, and of the second; of which the latter alone has a feature map, and states that heads share
-        "decay_schedule": [[0.6, 0.3, 0.9, 0.99], [0.97, 0.97, 1.0, 1.0]],
-        "feature_map": [None, "silu"],
-    },
+    "grouped": {"num_attention_heads": 4, "num_key_value_heads": 2, "key_expansion": 0.5, "chunk_size": None}
+    | {"qkv_bias": True, "use_qk_norm": True, "rope_parameters": YARN, "max_position_embeddings": 256}
+    # of the first layer, and of the second; of which the latter alone has a feature map, and states that heads share
+    | {"decay_schedule": [[0.6, 0.3, 0.9, 0.99], [0.97, 0.97, 1.0, 1.0]], "feature_map": [None, "silu"]},
     # softmax attention, over all tokens and over the last ones, between layers of retention, of which the last has one state
     # for both its heads
     "hybrid": {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48}
@@ -86,29 +78,13 @@ FAMILIES = {
     | {"norm_position": "post", "use_embedding_norm": True, "residual_multiplier": 1.5}
     | {"attention_residual_multiplier": 1.25, "mlp_residual_multiplier": 1.4, "num_experts": 4},
     # norms over groups of heads, rotation of a part of each, experts of groups beside one of all tokens
-    "ring": {
-        "num_attention_heads": 4,
-        "num_hidden_layers": 3,
-        "intermediate_size": 40,
-        "value_expansion": 1.0,
-        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
-        "attention_num_key_value_heads": 1,
-        "decay_schedule": decays_with_factors("alibi", 4, [1.5, 1.0, 0.5]),
-        "head_norm_groups": 2,
-        "output_gate_act": "sigmoid",
-        "use_qk_norm": True,
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 16,
-        "first_k_dense_replace": 1,
-        "n_shared_experts": 1,
-        "router_act": "sigmoid",
-        "use_router_bias": True,
-        "n_group": 4,
-        "topk_group": 2,
-        "routed_scaling_factor": 2.5,
-    },
+    "ring": {"num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 40, "value_expansion": 1.0}
+    | {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "attention_num_key_value_heads": 1}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, "use_qk_norm": True}
+    | {"decay_schedule": decays_with_factors("alibi", 4, [1.5, 1.0, 0.5])}
+    | {"head_norm_groups": 2, "output_gate_act": "sigmoid", "num_experts": 8, "num_experts_per_tok": 3}
+    | {"moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_shared_experts": 1, "router_act": "sigmoid"}
+    | {"use_router_bias": True, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
 }
 
 # The three that differ most. Tests of what a model does by itself, whatever its options are, run with these.
@@ -123,16 +99,10 @@ of_every_form = pytest.mark.parametrize(  # every model in the form of its choic
 
 # One layer of each kind, for exporters, which take seconds for each layer.
 ONE_OF_EACH_KIND = {
-    "sinks": {
-        "num_hidden_layers": 2,
-        "layer_types": ["linear_attention", "sliding_attention"],
-        "decay_schedule": [[0.6, 0.998], [1.0, 1.0]],
-    },
-    "ring": {
-        "num_hidden_layers": 2,
-        "layer_types": ["linear_attention", "full_attention"],
-        "decay_schedule": decays_with_factors("alibi", 4, [1.5, 0.5]),
-    },
+    "sinks": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "sliding_attention"]}
+    | {"decay_schedule": [[0.6, 0.998], [1.0, 1.0]]},
+    "ring": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    | {"decay_schedule": decays_with_factors("alibi", 4, [1.5, 0.5])},
 }
 
 
@@ -142,12 +112,8 @@ def config_class_of(fields: dict) -> type[RetNetConfig]:
 
 
 def small_config(dialect: str = "fla", **overrides) -> RetNetConfig:
-    fields = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "chunk_size": 8} | {
-        "pad_token_id": PAD,
-        "bos_token_id": 1,
-        "eos_token_id": None,
-    }
-    fields |= (DIALECTS | FAMILIES)[dialect] | overrides
+    fields = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "chunk_size": 8}
+    fields |= {"pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": None} | (DIALECTS | FAMILIES)[dialect] | overrides
     return config_class_of(fields)(**fields)
 
 
@@ -180,22 +146,8 @@ def a_state_for_each_head() -> Iterator[None]:
 
 def small_llama() -> LlamaForCausalLM:
     """A model of another architecture with the same vocabulary."""
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        pad_token_id=PAD,
-        eos_token_id=None,
-    )
-    torch.manual_seed(0)
-    llama = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in llama.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.4)
-    return llama
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return shake(LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=64, pad_token_id=PAD, eos_token_id=None))).eval()
 
 
 @contextmanager
@@ -228,8 +180,7 @@ def left_padded(prompts: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Prompts (1, T_i) -> ids and attention mask (B, T)."""
     longest = max(prompt.shape[1] for prompt in prompts)
     ids = torch.cat([nn.functional.pad(prompt, (longest - prompt.shape[1], 0), value=PAD) for prompt in prompts])
-    mask = torch.cat([nn.functional.pad(torch.ones_like(p), (longest - p.shape[1], 0)) for p in prompts])
-    return ids, mask
+    return ids, torch.cat([nn.functional.pad(torch.ones_like(p), (longest - p.shape[1], 0)) for p in prompts])
 
 
 def rounding(terms: int = 1, dtype: torch.dtype = torch.float32) -> float:

@@ -10,14 +10,6 @@ from torch import Tensor, nn
 from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel
 
 import retnet_hf
-from retnet_hf import (
-    MetaFormerConfig,
-    MetaFormerForImageClassification,
-    RMTConfig,
-    RMTForImageClassification,
-    ViRConfig,
-    ViRForImageClassification,
-)
 
 
 @torch.no_grad()
@@ -126,32 +118,28 @@ RECIPES = {
 }
 
 
-def small_vir_config(recipe: str = "authors", **overrides) -> ViRConfig:
+def small_vir_config(recipe: str = "authors", **overrides) -> retnet_hf.ViRConfig:
     """Images of 3 x 4 patches, in chunks of which the last is not full."""
-    fields = {"image_size": [24, 24], "patch_size": [8, 6], "hidden_size": 16, "num_hidden_layers": 3} | {
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "chunk_size": 5,
-        "num_labels": 5,
-    }
-    return ViRConfig(**(fields | RECIPES[recipe] | overrides))
+    fields = {"image_size": [24, 24], "patch_size": [8, 6], "hidden_size": 16, "num_hidden_layers": 3}
+    fields |= {"num_attention_heads": 2, "intermediate_size": 24, "chunk_size": 5, "num_labels": 5}
+    return retnet_hf.ViRConfig(**(fields | RECIPES[recipe] | overrides))
 
 
-def small_vir(recipe: str = "authors", model_class: type = ViRForImageClassification, seed: int = 0, **overrides):
+def small_vir(recipe: str = "authors", model_class: type = retnet_hf.ViRForImageClassification, seed: int = 0, **overrides):
     return shake_vision(model_class(small_vir_config(recipe, **overrides)), seed).eval()
 
 
-def small_rmt_config(**overrides) -> RMTConfig:
+def small_rmt_config(**overrides) -> retnet_hf.RMTConfig:
     """Four stages: two decomposed, two whole; heads of 4, 6 and 8; layer scale in the last."""
     fields = (
         {"hidden_sizes": [8, 12, 16, 16], "depths": [1, 1, 2, 1], "num_attention_heads": [2, 2, 2, 4]}
         | {"mlp_ratios": [2, 2, 1.5, 2], "use_layer_scale": [False, False, False, True], "projection_size": 20}
         | {"num_labels": 5}
     )
-    return RMTConfig(**(fields | overrides))
+    return retnet_hf.RMTConfig(**(fields | overrides))
 
 
-def small_rmt(model_class: type = RMTForImageClassification, seed: int = 0, **overrides):
+def small_rmt(model_class: type = retnet_hf.RMTForImageClassification, seed: int = 0, **overrides):
     return shake_vision(model_class(small_rmt_config(**overrides)), seed).eval()
 
 
@@ -159,15 +147,15 @@ MIXERS = {name: [name] * 4 for name in ("pooling", "retention", "manhattan", "at
 MIXERS["all"] = ["pooling", "retention", "manhattan", "attention"]
 
 
-def small_metaformer_config(mixers: str = "all", **overrides) -> MetaFormerConfig:
+def small_metaformer_config(mixers: str = "all", **overrides) -> retnet_hf.MetaFormerConfig:
     """Four stages, with heads of unlike sizes for queries and values."""
     fields = (
         {"token_mixers": MIXERS[mixers], "hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 2, 1]}
         | {"num_attention_heads": [2, 2, 4, 3], "value_expansion": 2.0, "mlp_ratio": 1.5}
         | {"layer_scale_init_value": 0.5, "num_labels": 5}
     )
-    return MetaFormerConfig(**(fields | overrides))
+    return retnet_hf.MetaFormerConfig(**(fields | overrides))
 
 
-def small_metaformer(mixers: str = "all", model_class: type = MetaFormerForImageClassification, seed: int = 0, **overrides):
+def small_metaformer(mixers="all", model_class=retnet_hf.MetaFormerForImageClassification, seed=0, **overrides):
     return shake_vision(model_class(small_metaformer_config(mixers, **overrides)), seed).eval()

@@ -7,30 +7,15 @@ from unittest import mock
 
 import numpy
 import pytest
+import small_models
 import torch
+import transformers
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
-from small_models import (
-    VOCAB_SIZE,
-    as_for_a_llama,
-    close,
-    greedy,
-    left_padded,
-    random_ids,
-    same_state,
-    small_config,
-    small_model,
-)
+from small_models import VOCAB_SIZE, as_for_a_llama, close, greedy, left_padded, random_ids, small_config, small_model
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    AutoModelForCausalLM,
-    DataCollatorForLanguageModeling,
-    DataCollatorWithFlattening,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling, DataCollatorWithFlattening, Trainer
 
 from retnet_hf import RetNetForCausalLM, RetNetState
 
@@ -69,7 +54,7 @@ def trainer(folder, model=None, data=None, callbacks=(), collator=collate, **arg
     defaults |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
     return Trainer(
         model=fresh_model() if model is None else model,
-        args=TrainingArguments(output_dir=str(folder), **(defaults | arguments)),
+        args=transformers.TrainingArguments(output_dir=str(folder), **(defaults | arguments)),
         train_dataset=Cycles() if data is None else data,
         eval_dataset=Cycles(texts=12, uneven=True),
         data_collator=collator,
@@ -85,7 +70,7 @@ def learned(trainer: Trainer) -> bool:
     return sum(losses(trainer)[-3:]) / 3 < 0.95 * losses(trainer)[0]
 
 
-class StopAtTen(TrainerCallback):
+class StopAtTen(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop = state.global_step >= 10
 
@@ -128,8 +113,7 @@ def test_trainer_evaluates(tmp_path):
     assert predicted.label_ids.shape == (12, 21)
     with torch.no_grad():
         for row, (batch, label) in enumerate(zip(data, predicted.label_ids)):
-            length = batch["input_ids"].shape[1]
-            own = run.model(batch["input_ids"]).logits[0]
+            length, own = batch["input_ids"].shape[1], run.model(batch["input_ids"]).logits[0]
             # Trainer pads shorter batches at the end, within a batch the collator pads in front
             there = torch.tensor(label != -100).nonzero().squeeze(1)
             assert len(there) == length - 1
@@ -259,8 +243,7 @@ def test_peft_lora(model, tmp_path):
     base.save_pretrained(tmp_path / "base")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     frozen = {name: parameter.clone() for name, parameter in base.named_parameters()}
-    config = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    tuned = get_peft_model(base, config)
+    tuned = get_peft_model(base, LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
     adapted = {name.rsplit(".", 1)[-1] for name, module in tuned.named_modules() if hasattr(module, "lora_A")}
     linear = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     assert adapted == linear - {"lm_head"}
@@ -298,8 +281,7 @@ def test_adapters_of_transformers(model):
 
 
 def test_operations_of_a_training_step_can_be_counted():
-    model = small_model()
-    ids = random_ids(1, 21)
+    model, ids = small_model(), random_ids(1, 21)
     with FlopCounterMode(display=False) as forward, torch.no_grad():
         model(ids, retention_form="parallel")
     with FlopCounterMode(display=False) as step:
@@ -324,7 +306,7 @@ def test_gradient_checkpointing_updates_a_given_state_once_and_changes_no_gradie
         found.append(([parameter.grad for parameter in model.parameters()], state))
     (expected, state), (gradients, again) = found
     assert int(again.get_seq_length()) == 17
-    same_state(again, state)
+    small_models.same_state(again, state)
     for gradient, other in zip(gradients, expected):
         close(gradient, other, 1e-5)
 

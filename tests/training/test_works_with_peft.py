@@ -3,18 +3,10 @@
 
 import copy
 
+import peft
 import pytest
 import torch
-from peft import (
-    AdaLoraConfig,
-    LoHaConfig,
-    LoraConfig,
-    OFTConfig,
-    PeftModel,
-    PrefixTuningConfig,
-    PromptTuningConfig,
-    get_peft_model,
-)
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from small_models import as_for_a_llama, close, greedy, random_ids, small_model
@@ -22,16 +14,8 @@ from small_vision_models import VISION_FAMILIES, small_vir
 from torch import nn
 from transformers import AutoModelForImageClassification
 
-from retnet_hf import (
-    MetaFormerConfig,
-    MetaFormerForImageClassification,
-    RetNetForCausalLM,
-    RetNetForQuestionAnswering,
-    RetNetForSequenceClassification,
-    RetNetForTokenClassification,
-    RetNetModel,
-    RetNetState,
-)
+import retnet_hf
+from retnet_hf import RetNetState
 
 
 def adapted(tuned) -> set[str]:
@@ -45,7 +29,7 @@ def linear_layers(model, head: str) -> set[str]:
 POOLING = {"token_mixers": ["pooling"], "patch_sizes": [7], "strides": [4], "padding": [2], "num_attention_heads": [1]}
 POOLING |= {"depths": [2], "hidden_sizes": [8]}
 IMAGES = {name: family.model for name, family in VISION_FAMILIES.items()}
-IMAGES["without linear token mixers"] = lambda: MetaFormerForImageClassification(MetaFormerConfig(**POOLING))
+IMAGES["without linear token mixers"] = lambda: VISION_FAMILIES["metaformer"].model(**POOLING)
 IMAGES["projections of heads"] = lambda: small_vir("pulfer")
 
 
@@ -81,28 +65,27 @@ def test_target_modules_that_are_named_and_defaults_of_other_models_are_kept(fla
 
 
 TASKS = {
-    "CAUSAL_LM": (RetNetForCausalLM, "lm_head"),
-    "SEQ_CLS": (RetNetForSequenceClassification, "score"),
-    "TOKEN_CLS": (RetNetForTokenClassification, "score"),
-    "QUESTION_ANS": (RetNetForQuestionAnswering, "qa_outputs"),
-    "FEATURE_EXTRACTION": (RetNetModel, "none"),
+    "CAUSAL_LM": (retnet_hf.RetNetForCausalLM, "lm_head"),
+    "SEQ_CLS": (retnet_hf.RetNetForSequenceClassification, "score"),
+    "TOKEN_CLS": (retnet_hf.RetNetForTokenClassification, "score"),
+    "QUESTION_ANS": (retnet_hf.RetNetForQuestionAnswering, "qa_outputs"),
+    "FEATURE_EXTRACTION": (retnet_hf.RetNetModel, "none"),
 }
 
 
 @pytest.mark.parametrize(
     ("dialect", "task", "method"),
-    [
-        *((dialect, task, LoraConfig) for dialect in ("fla", "hybrid") for task in TASKS),
-        *(("fla", task, method) for task in ("CAUSAL_LM", "TOKEN_CLS") for method in (LoHaConfig, OFTConfig, AdaLoraConfig)),
-    ],
+    [(dialect, task, "Lora") for dialect in ("fla", "hybrid") for task in TASKS]
+    + [("fla", task, method) for task in ("CAUSAL_LM", "TOKEN_CLS") for method in ("LoHa", "OFT", "AdaLora")],
 )
 def test_every_task_and_method_without_target_modules(dialect, task, method, tmp_path, monkeypatch):
     """All linear layers but the head, which tasks of classes train whole."""
     monkeypatch.delitem(TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING, "retnet", raising=False)  # as before any model
     model_class, head = TASKS[task]
     model = small_model(dialect, model_class)
-    options = {"init_r": 4, "target_r": 2, "total_step": 10} if method is AdaLoraConfig else {}
-    tuned = get_peft_model(copy.deepcopy(model), method(task_type=task, **options))
+    options = {"init_r": 4, "target_r": 2, "total_step": 10} if method == "AdaLora" else {}
+    config = getattr(peft, f"{method}Config")(task_type=task, **options)
+    tuned = get_peft_model(copy.deepcopy(model), config)
     found = {name for name, each in tuned.named_modules() if isinstance(each, BaseTunerLayer)}
     assert {name.removeprefix("base_model.model.") for name in found} == linear_layers(model, head)
     outputs = tuned(input_ids=random_ids(2, 9))
@@ -119,12 +102,10 @@ def test_prompt_tuning_generates(fla_model, use_cache):
     """Virtual tokens come as embeddings, in front of the prompt, with and without the state."""
 
     def generates(model) -> None:
-        config = PromptTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM")
-        tuned = get_peft_model(copy.deepcopy(model), config).eval()
-        ids = random_ids(2, 7)
+        config = peft.PromptTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM")
+        tuned, ids = get_peft_model(copy.deepcopy(model), config).eval(), random_ids(2, 7)
         with torch.no_grad():
-            prompt = tuned.get_prompt(batch_size=2)
-            embeddings = torch.cat([prompt, model.model.embed_tokens(ids)], dim=1)
+            embeddings = torch.cat([tuned.get_prompt(batch_size=2), model.model.embed_tokens(ids)], dim=1)
             close(tuned(ids).logits[:, 5:], model(inputs_embeds=embeddings).logits[:, 5:])
         expected = greedy(model, inputs_embeds=embeddings, tokens=9)
         assert greedy(tuned, input_ids=ids, tokens=9, use_cache=use_cache)[:, 7:].equal(expected)
@@ -135,7 +116,7 @@ def test_prompt_tuning_generates(fla_model, use_cache):
 
 def test_prefix_tuning_is_refused(fla_model):
     """Its prefix is a key/value cache, of which a retention knows nothing: an error, and no wrong answer."""
-    tuned = get_peft_model(copy.deepcopy(fla_model), PrefixTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM"))
+    tuned = get_peft_model(copy.deepcopy(fla_model), peft.PrefixTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM"))
     with pytest.raises(ValueError, match="cache must be a RetNetState or an empty cache"):
         tuned(random_ids(1, 7))
 

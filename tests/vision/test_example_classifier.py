@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_answers import assert_same_weights
+from command_answers import same_weights
 from datasets import Dataset, Image
 from pictures import COLOURS, colour_picture, write_pictures
 from places import ROOT
@@ -59,7 +59,7 @@ def test_an_interrupted_run_that_is_resumed_ends_with_the_same_weights(example, 
         file.unlink()
     second.rmdir()
     example["main"]([*run, "resumed", "--resume_from_checkpoint", "True"])
-    assert_same_weights(Path("whole"), Path("resumed"))
+    same_weights(Path("whole"), Path("resumed"))
 
 
 def test_names_of_labels_have_one_number_in_all_splits(example, tmp_path):

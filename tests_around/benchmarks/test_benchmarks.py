@@ -108,8 +108,7 @@ def test_a_failure_is_shown_in_its_row(capsys):
 
 def test_all_rows_of_a_gpu_are_measured(tmp_path, capfd):
     file = tmp_path / "gpu.json"
-    words = f"--device cpu --dtype float32 --size toy --rounds 2 --json {file}"
-    gpu.main(words.split())
+    gpu.main(f"--device cpu --dtype float32 --size toy --rounds 2 --json {file}".split())
     rows = {row["name"]: row for row in json.loads(file.read_text("utf-8"), parse_constant=pytest.fail)["rows"]}
     assert list(rows) == [row[0] for row in gpu.rows_of(gpu.SCALES["toy"])]
     for row in rows.values():

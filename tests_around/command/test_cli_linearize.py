@@ -14,7 +14,7 @@ from unittest import mock
 import datasets
 import pytest
 import torch
-from command_answers import TEXT, assert_same_weights, at_step, done, press_ctrl_c, press_ctrl_c_twice, refused, tree
+from command_answers import TEXT, at_step, done, press_ctrl_c, press_ctrl_c_twice, refused, same_weights, tree
 from linearized_source import SIZES, make_source
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, pipeline
 
@@ -57,7 +57,7 @@ def test_a_crash_before_a_folder_is_in_its_place_is_made_good_by_resuming(retnet
     assert not Path("model").exists()
     answer = done(retnet_hf(*LINEARIZE, "--resume"))
     assert left in answer.out if left else "stage" not in answer.out
-    assert_same_weights(Path("model"), linearized)
+    same_weights(Path("model"), linearized)
     assert not Path("model.partial").exists()
 
 
@@ -140,7 +140,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, line
     said.append(answer.out)
     assert "continuing after step" in answer.out
     assert ("stage 1 of 2" in answer.out) == (stage == "align")
-    assert_same_weights(Path("model"), linearized)
+    same_weights(Path("model"), linearized)
     assert not Path("model.partial").exists()
     assert said[0].startswith("read 1 file (.txt)\n")
     for words in ("error of a layer", "divergence"):  # progress by stage
@@ -170,7 +170,7 @@ def test_a_crash_between_the_last_checkpoint_and_the_end_of_a_stage(retnet_hf, w
     assert [path.name for path in Path("model.partial/distill.partial").glob("checkpoint-*")] == ["checkpoint-6"]
     monkeypatch.setattr("retnet_hf.cli.linearizing.pipeline.mean_divergence", None)  # its rate is not measured again
     done(retnet_hf(*command, "--resume"))
-    assert_same_weights(Path("model"), Path("whole"))
+    same_weights(Path("model"), Path("whole"))
 
 
 def test_ctrl_c_after_the_last_step_of_a_stage_does_not_begin_the_next(retnet_hf, workplace, linearized):
@@ -183,11 +183,11 @@ def test_ctrl_c_after_the_last_step_of_a_stage_does_not_begin_the_next(retnet_hf
     assert {path.name for path in Path("model.partial").iterdir()} == {"align", "training_run.json"}
     assert not list(Path("model.partial/align").glob("checkpoint-*"))
     done(retnet_hf(*LINEARIZE, "--resume"))
-    assert_same_weights(Path("model"), linearized)
+    same_weights(Path("model"), linearized)
     refused(retnet_hf(*LINEARIZE, "--resume"), "is finished")
     refused(answer := retnet_hf(*LINEARIZE), "is not empty", "--overwrite")
     assert "--resume" not in answer.err
-    assert_same_weights(Path("model"), linearized)
+    same_weights(Path("model"), linearized)
 
 
 def test_what_a_run_writes_is_not_its_text(retnet_hf, workplace):
@@ -383,8 +383,7 @@ def test_what_cannot_be_done_is_refused(retnet_hf, workplace, options, words):
 
 def test_a_source_on_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    repository = tmp_path / "models--someone--llama"
-    digests = []
+    repository, digests = tmp_path / "models--someone--llama", []
     for commit in ("a" * 40, "b" * 40):
         (repository / "refs").mkdir(parents=True, exist_ok=True)
         (repository / "refs" / "main").write_text(commit)
@@ -415,8 +414,7 @@ def test_what_stages_leave_is_freed(retnet_hf, workplace, monkeypatch):
 
 def test_no_more_is_read_than_is_needed(tmp_path):
     file = tmp_path / "many.jsonl"
-    line = json.dumps({"text": TEXT[:200]})
-    file.write_text("\n".join([line] * 300), encoding="utf-8")
+    file.write_text("\n".join([json.dumps({"text": TEXT[:200]})] * 300), encoding="utf-8")
     tokenizer = train_tokenizer([TEXT], 300)
     each = len(tokenizer(TEXT[:200])["input_ids"])
     documents, _ = read_enough([str(file)], tokenizer, 20 * each)
@@ -432,8 +430,7 @@ def test_no_more_is_read_than_is_needed(tmp_path):
 
 
 def test_a_data_set_is_streamed(tmp_path):
-    rows = datasets.Dataset.from_dict({"words": [TEXT[:200]] * 50, "other": [1] * 50})
-    rows.to_parquet(tmp_path / "train.parquet")
+    datasets.Dataset.from_dict({"words": [TEXT[:200]] * 50, "other": [1] * 50}).to_parquet(tmp_path / "train.parquet")
     tokenizer = train_tokenizer([TEXT], 300)
     each = len(tokenizer(TEXT[:200])["input_ids"])
     with mock.patch.object(datasets, "load_dataset", side_effect=datasets.load_dataset) as load:

@@ -206,8 +206,7 @@ def test_torch_export_static(model, strict, tmp_path):
 def test_torch_export_dynamic_length(model, length):
     """Batch and length open: the exported program answers at others, longer and shorter than a chunk."""
     batch_open, length_open = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=2, max=4096)
-    shape = {0: batch_open, 1: length_open}
-    ids = random_ids(2, length)
+    shape, ids = {0: batch_open, 1: length_open}, random_ids(2, length)
     with torch.no_grad():
         program = torch.export.export(Logits(model), (ids,), dynamic_shapes=(shape,), strict=False)
         for batch, other in ((2, length), (3, 33), (1, 7), (5, 130), (3, 1000)):
@@ -231,8 +230,7 @@ def test_models_can_be_traced(kind, grad):
         traced_with, others = random_ids(2, 21), random_ids(2, 21, seed=1)
         model = small_model(kind, use_cache=False)
     with torch.set_grad_enabled(grad):
-        traced = torch.jit.trace(model, traced_with, strict=False)
-        close(traced(others)["logits"], model(others).logits, 5e-5)
+        close(torch.jit.trace(model, traced_with, strict=False)(others)["logits"], model(others).logits, 5e-5)
 
 
 @pytest.mark.parametrize("kind", ["fla", "hybrid", "torchscale", "hypenet", *VISION_FAMILIES])

@@ -19,8 +19,7 @@ compiled = retnet_hf.cpu.compile
 
 def test_compiled_programs_compute_what_the_layers_do_and_are_kept(tmp_path, monkeypatch):
     """A program is compiled once for all layers that are alike, then loaded. A broken file is made again."""
-    make = cpu_programs.make
-    model = small_model(num_hidden_layers=3)
+    make, model = cpu_programs.make, small_model(num_hidden_layers=3)
     expected, text = decoded(model), greedy(model, PROMPT)
     with monkeypatch.context() as patches:  # sums without a trial
         patches.setattr(cpu_programs, "make", lambda path, steps, inputs: make(path, steps[:1], inputs))
@@ -76,8 +75,7 @@ def test_two_programs_serve_every_length_and_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_programs, "load", lambda path: load(path) if path.stat().st_size else None)
     model, other = (small_model(num_key_value_heads=2, seed=seed) for seed in (0, 1))
     expected = [[read(each, random_ids(*shape)) for shape in shapes] for each in (model, other)]
-    copies = [compiled(model, tmp_path, prompts=True)]
-    files = len(list(tmp_path.iterdir()))
+    copies, files = [compiled(model, tmp_path, prompts=True)], len(list(tmp_path.iterdir()))
     assert files == 4  # of prompts, of steps, and of the head
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", None)  # nothing is compiled any more
     copies.append(compiled(other, tmp_path, prompts=True))

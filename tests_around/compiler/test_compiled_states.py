@@ -20,11 +20,9 @@ def no_gradients():
 def test_a_compiled_window_keeps_what_stands_before_a_gap(mask, family):
     """A full window of columns is not a window of tokens where some of them are absent."""
     model, ids = small_model(family, sliding_window=4), random_ids(1, 11)
-    mask = torch.tensor([mask])
-    compiled = torch.compile(model, backend="eager")
+    mask, compiled = torch.tensor([mask]), torch.compile(model, backend="eager")
     state = model(ids[:, :5], attention_mask=mask, use_cache=True).past_key_values
-    text = torch.cat([ids[:, :5][mask.bool()], ids[0, 5:]])[None]
-    expected = model(text).logits[:, -6:]
+    expected = model(torch.cat([ids[:, :5][mask.bool()], ids[0, 5:]])[None]).logits[:, -6:]
     for n, token in enumerate(ids[:, 5:].split(1, dim=1)):
         close(compiled(token, past_key_values=state).logits[:, 0], expected[:, n])
 
@@ -33,8 +31,7 @@ def test_a_compiled_window_keeps_what_stands_before_a_gap(mask, family):
 def test_a_compiled_window_forgets_no_token_for_one_that_is_absent(family):
     """A row that has no token in a step keeps all tokens of its window."""
     model, ids = small_model(family, sliding_window=4), random_ids(2, 12)
-    compiled = torch.compile(model, backend="eager")
-    mask = torch.ones(2, 12, dtype=torch.int64)
+    compiled, mask = torch.compile(model, backend="eager"), torch.ones(2, 12, dtype=torch.int64)
     mask[0, [5, 6, 8]] = 0
     state = model(ids[:, :5], use_cache=True).past_key_values
     for n in range(5, 12):
@@ -84,8 +81,7 @@ def test_a_loaded_state_with_sinks_goes_on_compiled(tmp_path):
 
 def test_a_compiled_forward_reads_the_same_mask_columns():
     """A mask of static width, with columns for tokens that are still to come."""
-    model = small_model().double()
-    tokens = torch.randint(0, 50, (2, 12))
+    model, tokens = small_model().double(), torch.randint(0, 50, (2, 12))
     mask = torch.ones(2, 16, dtype=torch.long)
     mask[0, :4] = 0
     compiled = torch.compile(model, backend="eager")

@@ -35,10 +35,7 @@ def uploads(tmp_path_factory) -> list[Path]:
 
 
 def test_their_metadata_is_what_a_package_index_accepts(uploads):
-    assert [path.name for path in uploads] == [
-        f"retnet_hf-{__version__}-py3-none-any.whl",
-        f"retnet_hf-{__version__}.tar.gz",
-    ]
+    assert [path.name.split(__version__)[1] for path in uploads] == ["-py3-none-any.whl", ".tar.gz"]
     run(sys.executable, "-m", "twine", "check", "--strict", *map(str, uploads))
 
 
@@ -58,5 +55,4 @@ print(retnet_hf.__file__, retnet_hf.__version__, type(AutoModelForCausalLM.from_
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     answer = run(sys.executable, "-c", script, cwd=tmp_path, env=environment)
     assert answer.split() == [str(tmp_path / "installed" / "retnet_hf" / "__init__.py"), __version__, "RetNetForCausalLM"]
-    help_text = run(sys.executable, "-m", "retnet_hf.cli", "--version", cwd=tmp_path, env=environment)
-    assert __version__ in help_text
+    assert __version__ in run(sys.executable, "-m", "retnet_hf.cli", "--version", cwd=tmp_path, env=environment)

@@ -19,16 +19,7 @@ from golden import SMALL, golden
 from places import ROOT
 from small_models import small_model
 
-from retnet_hf import (
-    RetNetConfig,
-    RetNetForCausalLM,
-    RetNetHybridConfig,
-    RetNetHybridForCausalLM,
-    StateTuning,
-    ViRConfig,
-    ViRForImageClassification,
-    ViRImageProcessor,
-)
+import retnet_hf
 from retnet_hf.cli.main import app
 from retnet_hf.cli.text.corpus import SAMPLE_TEXT, train_tokenizer
 from retnet_hf.conversion import ring
@@ -100,15 +91,15 @@ def language_model():
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
     sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    return RetNetForCausalLM(RetNetConfig.from_preset("tiny", vocab_size=len(tokenizer), **sizes, **ids)).eval(), tokenizer
+    config = retnet_hf.RetNetConfig.from_preset("tiny", vocab_size=len(tokenizer), **sizes, **ids)
+    return retnet_hf.RetNetForCausalLM(config).eval(), tokenizer
 
 
 def make_vir(path: Path) -> None:
-    """The classifier of the guide to vision."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = ViRConfig(image_size=32, patch_size=8, id2label={0: "dark", 1: "bright"}, **sizes)
-    ViRForImageClassification(config).save_pretrained(path)
-    ViRImageProcessor(size=32).save_pretrained(path)
+    config = retnet_hf.ViRConfig(image_size=32, patch_size=8, id2label={0: "dark", 1: "bright"}, **sizes)
+    retnet_hf.ViRForImageClassification(config).save_pretrained(path)
+    retnet_hf.ViRImageProcessor(size=32).save_pretrained(path)
 
 
 def make_language_model(path: Path) -> None:
@@ -117,8 +108,7 @@ def make_language_model(path: Path) -> None:
 
 
 def make_state(path: Path) -> None:
-    """A learned state of the model that stands beside it."""
-    StateTuning(RetNetForCausalLM.from_pretrained(path.parent / "retnet-demo")).save(path)
+    retnet_hf.StateTuning(retnet_hf.RetNetForCausalLM.from_pretrained(path.parent / "retnet-demo")).save(path)
 
 
 def make_texts(path: Path) -> None:
@@ -127,27 +117,14 @@ def make_texts(path: Path) -> None:
     file.write_text(SAMPLE_TEXT.read_text(encoding="utf-8")[:40_000], encoding="utf-8")
 
 
-def make_table(path: Path) -> None:
-    path.write_text("body\n" + "".join(f'"{line}"\n' for line in SAMPLE_TEXT.read_text(encoding="utf-8").split("\n")[:30]))
-
-
-def make_chats(path: Path) -> None:
-    path.write_text('{"prompt": "Who?", "completion": "God."}\n' * 20, encoding="utf-8")
-
-
 def make_torchscale(path: Path) -> None:
     model = small_model("torchscale", decay_schedule="power_of_two", residual_multiplier=4**0.25)
     torch.save(dict(zip(("model", "args"), to_torchscale(model))), path)
 
 
-def make_published(path: Path) -> None:
-    data = golden("transnormer/published_like", SMALL)
-    write_folder(path, data.state_dict, data.config)
-
-
 def make_ring(path: Path) -> None:
     fields = ring.FAMILY.fields(golden("ring/published_like", SMALL).config | {"vocab_size": 300})
-    write_folder(path, *ring.to_ring(RetNetHybridForCausalLM(RetNetHybridConfig(**fields))))
+    write_folder(path, *ring.to_ring(retnet_hf.RetNetHybridForCausalLM(retnet_hf.RetNetHybridConfig(**fields))))
 
 
 MAKERS = {
@@ -158,10 +135,10 @@ MAKERS = {
     "book.txt": make_texts,
     "chapter.txt": make_texts,
     "notes/": make_texts,
-    "letters.csv": make_table,
-    "chats.jsonl": make_chats,
+    "letters.csv": lambda path: path.write_text("body\n" + '"And God said, Let there be light."\n' * 30),
+    "chats.jsonl": lambda path: path.write_text('{"prompt": "Who?", "completion": "God."}\n' * 20),
     "checkpoint_last.pt": make_torchscale,
-    "OpenNLPLab/TransNormerLLM-385M": make_published,
+    "OpenNLPLab/TransNormerLLM-385M": lambda path: write_folder(path, *golden("transnormer/published_like", SMALL)[:2]),
     "fla-hub/retnet-1.3B-100B": lambda path: write_folder(path, *to_fla(small_model("fla"))),
     "chen-yingfa/HypeNet-2B": lambda path: write_folder(path, *to_hypenet(small_model("hypenet"))),
     "inclusionAI/Ring-mini-linear-2.0": make_ring,
@@ -169,7 +146,6 @@ MAKERS = {
 
 
 def output_of(arguments: list[str]) -> str | None:
-    """The name that a command writes to."""
     for option in {"-o", "--output"} & set(arguments):
         return arguments[arguments.index(option) + 1]
     return arguments[2] if arguments[0] in ("convert", "export") else None
@@ -182,9 +158,8 @@ def make_stand_ins(folder: Path, arguments: list[str]) -> None:
 
 
 # The page of the command line lists commands that do not follow each other.
-APART = [
-    (page, part) for page, block in BLOCKS for part in ([[x] for x in block] if "command-line" in page.stem else [block])
-]
+APART = [(page, [line]) for page, block in BLOCKS for line in block if page.stem == "command-line"]
+APART += [(page, block) for page, block in BLOCKS if page.stem != "command-line"]
 
 
 @pytest.mark.parametrize("block", [pytest.param(part, id=f"{page.stem}: {part[0]}") for page, part in APART])
@@ -204,18 +179,12 @@ def test_each_block_of_commands_runs_as_it_stands(block, retnet_hf, tmp_path, mo
         assert output is None or any((tmp_path / output).iterdir())
 
 
-def parsed(line: str):
-    command, *arguments = arguments_of(line.partition(" -- ")[0])
-    return typer_main.get_command(app).commands[command].make_context(command, arguments)
-
-
-@pytest.mark.parametrize("line", dict.fromkeys(OURS))
+@pytest.mark.parametrize("line", dict.fromkeys(line for line in OURS if reason(line)))
 def test_the_arguments_of_each_command_are_understood(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_stand_ins(tmp_path, arguments_of(line))
-    assert parsed(line).params
-    with pytest.raises(Exception, match="(?i)no such option"):  # what is not understood would be noticed
-        parsed(f"{line.partition(' -- ')[0]} --colour")
+    command, *arguments = arguments_of(line.partition(" -- ")[0])
+    assert typer_main.get_command(app).commands[command].make_context(command, arguments).params
 
 
 def test_every_line_is_a_command_of_ours_or_has_a_reason():
@@ -246,13 +215,8 @@ def test_each_block_that_needs_more_than_a_page_runs_on_stand_ins(source, retnet
 
 @pytest.mark.parametrize("source", PY.values(), ids=PY)
 def test_names_of_this_package_in_blocks_that_are_not_run_exist(source):
-    modules, nodes = {}, list(ast.walk(ast.parse(source)))
-    for node in nodes:
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module.startswith("retnet_hf"):
             module = importlib.import_module(node.module)
             assert all(hasattr(module, alias.name) for alias in node.names)
-        elif isinstance(node, ast.Import):
-            modules |= {alias.name: importlib.import_module(alias.name) for alias in node.names if "retnet_hf" in alias.name}
-    for node in nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
-            assert hasattr(modules[node.value.id], node.attr)
+    assert all(hasattr(retnet_hf, name) for name in re.findall(r"\bretnet_hf\.(\w+)", source))

@@ -28,7 +28,6 @@ def no_gradients():
 
 
 def loaded(model, folder):
-    """The model as mlx-lm loads it."""
     from mlx_lm.utils import load_model
 
     export_mlx(model, folder, overwrite=True)
@@ -58,8 +57,7 @@ def test_logits_are_those_of_pytorch_in_pieces_and_steps(kind, tmp_path):
 
 def test_positions_far_away_are_exact(tmp_path):
     model = small_model("fla")
-    own = loaded(model, tmp_path / "model")
-    position = np.array([0, 255, 256, 10**6, 2**31 - 1])
+    own, position = loaded(model, tmp_path / "model"), np.array([0, 255, 256, 10**6, 2**31 - 1])
     turns = own.model._rotation(mlx.array(position))
     for found, expected in zip(turns, model.model.rotary(torch.from_numpy(position)[None], torch.float64)):
         np.testing.assert_allclose(np.array(found), expected[0, 0].numpy(), atol=2e-6)
@@ -83,10 +81,8 @@ def written_in_a_batch(own, prompts, most, later=(), caches=None, **sizes):
 
 
 def require_rows_alone(model, prompts, rows, most):
-    """The rows of a batch are what PyTorch writes after each prompt alone."""
     for prompt, (tokens, logits, _), count in zip(prompts, rows, most, strict=True):
-        ids = torch.tensor([prompt])
-        assert tokens == greedy(model, ids, count, eos_token_id=None)[0, len(prompt) :].tolist()
+        assert tokens == greedy(model, torch.tensor([prompt]), count, eos_token_id=None)[0, len(prompt) :].tolist()
         whole = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         torch.testing.assert_close(torch.from_numpy(np.stack(logits)), whole, rtol=1e-3, atol=1e-3)
 
@@ -101,8 +97,7 @@ def test_the_rows_of_a_batch_are_those_of_each_prompt_alone(dialect, tmp_path):
     model, most = small_model(dialect), [12, 2, 7, 12, 5, 9]
     prompts = prompts_of(9, 1, 290, 64, 33, 3)
     own, sizes = loaded(model, tmp_path / "model"), {"prefill_step_size": 140, "completion_batch_size": 5}
-    rows = written_in_a_batch(own, prompts[:4], most, prompts[4:], **sizes)
-    require_rows_alone(model, prompts, rows, most)
+    require_rows_alone(model, prompts, written_in_a_batch(own, prompts[:4], most, prompts[4:], **sizes), most)
 
 
 def test_padding_on_either_side_changes_nothing(tmp_path):
@@ -114,8 +109,7 @@ def test_padding_on_either_side_changes_nothing(tmp_path):
         caches = [ArraysCache(2, left_padding=[130, 0] if side == "left" else None) for _ in own.layers]
         for cache in caches if side == "right" else ():
             cache.prepare(lengths=[20, 150])
-        padded = [0] * 130 + short if side == "left" else short + [0] * 130
-        ids, found = mlx.array([padded, whole]), []
+        ids, found = mlx.array([[0] * 130 + short if side == "left" else short + [0] * 130, whole]), []
         for part in (ids[:, :70], ids[:, 70:]):
             found.append(np.array(own(part, cache=caches)))
         row = np.concatenate(found, axis=1)[0]
@@ -142,16 +136,6 @@ def test_prompt_caches_of_rows_are_saved_and_joined_in_another_batch(tmp_path):
     caches = [*files, own.make_cache()]  # the last row has read nothing
     rows = written_in_a_batch(own, more, [8] * 3, caches=caches)
     require_rows_alone(model, [begun[0] + more[0], begun[1] + more[1], more[2]], rows, [8] * 3)
-
-
-def test_batch_generate_writes_what_generate_writes(tmp_path):
-    from mlx_lm import batch_generate, generate, load
-
-    export_mlx(small_model("fla"), tmp_path / "model", word_tokenizer())
-    own, tokenizer = load(str(tmp_path / "model"), trust_remote_code=True)
-    prompts = prompts_of(7, 30, 2)
-    written = batch_generate(own, tokenizer, prompts, max_tokens=9).texts
-    assert written == [generate(own, tokenizer, prompt=prompt, max_tokens=9) for prompt in prompts]
 
 
 def test_the_server_of_mlx_lm_answers_two_at_once(tmp_path):

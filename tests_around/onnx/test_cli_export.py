@@ -58,8 +58,7 @@ def test_a_folder_for_pictures(retnet_hf, workplace, options):
     vision = VISION_FAMILIES["vir"]
     vision.model(**vision.smallest).save_pretrained("vir")
     vision.processor().save_pretrained("vir")
-    answer = done(retnet_hf("export", "vir", "out", *options))
-    assert "onnx/model.onnx: " in answer.out
+    assert "onnx/model.onnx: " in done(retnet_hf("export", "vir", "out", *options)).out
     assert Path("out/preprocessor_config.json").is_file()
 
 

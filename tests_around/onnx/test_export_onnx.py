@@ -61,8 +61,7 @@ def test_a_file_computes_what_the_model_does(dialect, tmp_path):
     runner = Runner(tmp_path / "model.onnx", threads=1)
     for batch in (2, 1):
         runner.reset(batch)
-        found = in_pieces(runner.read, ids[:batch])
-        torch.testing.assert_close(found, model(ids[:batch]).logits, rtol=1e-4, atol=2e-4)
+        torch.testing.assert_close(in_pieces(runner.read, ids[:batch]), model(ids[:batch]).logits, rtol=1e-4, atol=2e-4)
     assert runner.position == 30
     held = [value.shape[2] for name, value in runner.state.items() if name.endswith(".key")]
     assert max(held, default=0) == {"grouped": 0, "sinks": 6, "ring": 30}[dialect]
@@ -70,7 +69,6 @@ def test_a_file_computes_what_the_model_does(dialect, tmp_path):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A model and its folder, with all kinds of weights."""
     model, folder = small_model("fla", tie_word_embeddings=True, eos_token_id=2), tmp_path_factory.mktemp("exported")
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(0.2)
@@ -215,8 +213,7 @@ def test_a_window_that_hides_nothing_in_the_file_is_noticed(tmp_path):
     """The check reads more tokens than a window has."""
     fields = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
     model = small_model("fla", sliding_window=200, **fields)
-    graph = CausalGraph(small_model("fla", sliding_window=4000, **fields))
-    write_causal(graph, tmp_path / "model.onnx")
+    write_causal(CausalGraph(small_model("fla", sliding_window=4000, **fields)), tmp_path / "model.onnx")
     assert check(model, tmp_path / "model.onnx")[0] > 1e-2
 
 

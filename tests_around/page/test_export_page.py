@@ -45,13 +45,10 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 class Page:
-    """A page as a user sees it."""
-
     def __init__(self, folder: Path, downloads: Path) -> None:
         from selenium import webdriver
 
-        handler = functools.partial(Quiet, directory=str(folder))
-        self.server = http.server.ThreadingHTTPServer(("localhost", 0), handler)
+        self.server = http.server.ThreadingHTTPServer(("localhost", 0), functools.partial(Quiet, directory=str(folder)))
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.downloads, options = downloads, webdriver.ChromeOptions()
         for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,900"):
@@ -119,7 +116,6 @@ class Page:
         self.press(action, pane)
 
     def counts(self) -> tuple[int, int]:
-        """Tokens that were read and written."""
         return tuple(int(self.figure(name).replace(",", "")) for name in ("read", "written"))
 
 
@@ -176,7 +172,6 @@ def page(browser):
 
 
 def expected(model, tokenizer, text: str) -> str:
-    """What the model writes after a text."""
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
     whole = model.generate(ids, max_new_tokens=24, do_sample=False)[0]
     prompt, text = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids[0], whole))

@@ -40,8 +40,6 @@ for model_type, name in (("retnet", "RetNet"), ("vir", "ViR"), ("rmt", "RMT"), (
         mapping._model_mapping[model_type] = f"{name}Model"
 """
 USE = """
-import json
-import sys
 import transformers
 from small_models import small_model
 from small_vision_models import VISION_FAMILIES
@@ -54,17 +52,17 @@ found.append(type(transformers.AutoModel.from_pretrained("language")))
 for name, family in VISION_FAMILIES.items():
     family.model().save_pretrained(name)
     found.append(type(transformers.AutoModelForImageClassification.from_pretrained(name)))
-print(json.dumps([f"{one.__module__.split('.')[0]}.{one.__name__}" for one in found]))
+found = [f"{one.__module__.split('.')[0]}.{one.__name__}" for one in found]
 """
 FOUND = ["RetNetForCausalLM", "RetNetForCausalLM", "RetNetModel"]
 FOUND += [f"{family}ForImageClassification" for family in ("ViR", "RMT", "MetaFormer")]
 
 
 def run(script: str, folder: Path) -> tuple[list[str], str]:
-    """What a process finds that registers models in some order, and what it says meanwhile."""
     paths = [*(path for path in sys.path if path), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=folder, capture_output=True, text=True)
+    command = [sys.executable, "-c", f"import json, sys\nfound = []\n{script}\nprint(json.dumps(found))"]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
@@ -84,9 +82,7 @@ def test_our_models_are_found_by_whatever_was_registered_before(before, tmp_path
 def test_the_library_that_is_imported_last_has_the_name(tmp_path):
     """The other one keeps its models by their own configuration."""
     look = """
-import json
-found = [type(AutoConfig.for_model("retnet")), AutoModelForCausalLM._model_mapping[OtherConfig]]
-print(json.dumps([one.__name__ for one in found]))
+found = [type(AutoConfig.for_model("retnet")).__name__, AutoModelForCausalLM._model_mapping[OtherConfig].__name__]
 """
     assert run(OURS + OTHER + look, tmp_path)[0] == ["OtherConfig", "OtherModel"]
     assert run(OTHER + OURS + look, tmp_path)[0] == ["RetNetConfig", "OtherModel"]
@@ -95,13 +91,12 @@ print(json.dumps([one.__name__ for one in found]))
 def test_language_models_need_no_other_package_of_the_house(tmp_path):
     """As on a machine with a bare checkout: `python -m benchmarks.gpu`."""
     script = PACKAGE_ABSENT.replace('== "retnet_hf"', '== "retnet_hf.conversion"')
-    script += "import json, retnet_hf; print(json.dumps([retnet_hf.RetNetConfig.model_type]))"
-    assert run(script, tmp_path)[0] == ["retnet"]
+    assert run(script + "import retnet_hf; found = retnet_hf.RetNetConfig.model_type", tmp_path)[0] == "retnet"
 
 
 @pytest.mark.parametrize("module", ["fla", "minimax", "dialect"])
 def test_a_module_of_conversion_may_be_imported_first(module, tmp_path):
-    run(f"import json, retnet_hf.conversion.{module}; print(json.dumps([]))", tmp_path)
+    run(f"import retnet_hf.conversion.{module}", tmp_path)
 
 
 TORCHVISION = """
@@ -121,8 +116,6 @@ def test_importing_the_package_imports_nothing_that_it_can_do_without(tmp_path):
     for name in ("__init__", "io", "transforms/__init__", "transforms/functional"):
         (tmp_path / "torchvision" / f"{name}.py").write_text(TORCHVISION)
     look = """
-import json
-import sys
 import retnet_hf
 heavy = ["peft", "trl", "vllm", "datasets", "matplotlib", "typer", "fla", "onnx", "rich.console"]
 found = [name for name in heavy if name in sys.modules]
@@ -138,7 +131,7 @@ try:
     retnet_hf.unheard_of
 except AttributeError as error:
     said = str(error)
-print(json.dumps([found, listed, here, said]))
+found = [found, listed, here, said]
 """
     found, _ = run(look, tmp_path)
     broken = "ViRImageProcessor cannot be imported: No module named 'torchvision.transforms.v2'"
@@ -147,8 +140,6 @@ print(json.dumps([found, listed, here, said]))
 
 def test_language_models_need_no_extra_and_image_processors_name_theirs(tmp_path):
     look = """
-import json
-import sys
 for name in ("PIL", "PIL.Image", "datasets", "matplotlib", "psutil", "rich", "typer"):
     sys.modules[name] = None
 import retnet_hf
@@ -160,22 +151,16 @@ try:
     retnet_hf.ViRImageProcessor
 except ImportError as error:
     said = str(error)
-print(json.dumps([type(model).__name__, said]))
+found = [type(model).__name__, said]
 """
-    found, _ = run(look, tmp_path)
     said = "ViRImageProcessor needs Pillow, which is not installed: pip install Pillow"
-    assert found == ["RetNetForCausalLM", said]
+    assert run(look, tmp_path)[0] == ["RetNetForCausalLM", said]
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_image_processors_are_known_whether_their_auto_class_was_imported_before_or_after(before, tmp_path):
     retnet_hf.ViRImageProcessorPil().save_pretrained(tmp_path / "vir")
     auto = "from transformers.models.auto.image_processing_auto import AutoImageProcessor\n"
-    look = """
-import json
-print(json.dumps([type(AutoImageProcessor.from_pretrained("vir", backend="pil")).__name__]))
-"""
+    look = 'found = type(AutoImageProcessor.from_pretrained("vir", backend="pil")).__name__'
     found, _ = run((auto + OURS if before else OURS + auto) + look, tmp_path)
-    assert found == [f"ViRImageProcessor{'Pil' if is_torchvision_available() else ''}"], (
-        "AutoImageProcessor does not know our image processors"
-    )
+    assert found == f"ViRImageProcessor{'Pil' if is_torchvision_available() else ''}"

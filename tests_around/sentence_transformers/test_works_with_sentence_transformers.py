@@ -32,10 +32,8 @@ def test_embeddings_of_a_batch_are_those_of_each_text(tmp_path, kind, pooling, s
     tokenizer.padding_side = side
     tokenizer.save_pretrained(tmp_path)
     small_model(dialect, model_class, **options).save_pretrained(tmp_path)
-    reader = modules.Transformer(str(tmp_path))
-    model = sentence_transformers.SentenceTransformer(
-        modules=[reader, modules.Pooling(32, pooling_mode=pooling)], device="cpu"
-    )
+    parts = [modules.Transformer(str(tmp_path)), modules.Pooling(32, pooling_mode=pooling)]
+    model = sentence_transformers.SentenceTransformer(modules=parts, device="cpu")
     assert model.tokenizer.padding_side == side
 
     alone = AutoModel.from_pretrained(tmp_path)

@@ -50,7 +50,6 @@ def folder(tmp_path_factory):
 
 
 def expected(prompt: str, tokens: int) -> str:
-    """What the model itself adds."""
     ids = torch.tensor([word_tokenizer()(prompt)["input_ids"]])
     new = greedy(model(), ids, tokens)[0, ids.shape[1] :].tolist()
     return word_tokenizer().decode(new, skip_special_tokens=True)
@@ -83,8 +82,7 @@ def test_a_server_says_how_to_ask_it_answers_what_generate_would_and_ends_at_ctr
         assert lines[0] == f"my-model is served at http://127.0.0.1:{port} once it is loaded; Ctrl-C ends it. Then try:\n"
         command = shlex.split(lines[1])
         assert command[:3] == ["curl", "-N", f"http://127.0.0.1:{port}/v1/chat/completions"]
-        body = json.loads(command[-1])
-        with post(port, "/v1/chat/completions", **body | {"stream": False}) as answer:
+        with post(port, "/v1/chat/completions", **json.loads(command[-1]) | {"stream": False}) as answer:
             assert json.load(answer)["choices"][0]["message"]["content"]
             assert answer.headers["access-control-allow-origin"] in ("*", "http://elsewhere")
         asked = {"model": "my-model", "max_tokens": 8, "temperature": 0}

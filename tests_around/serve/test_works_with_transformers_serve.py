@@ -48,7 +48,6 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder, environment):
-    """The address of a server in another process."""
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--trust-remote-code"]
     command += ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port := free_port())]
     with (folder.parent / "server.log").open("w") as log:
@@ -62,7 +61,6 @@ def server(folder, environment):
 
 
 def expected(prompt: str) -> str:
-    """What the model itself answers."""
     ids = torch.tensor([tokenizer()(prompt)["input_ids"]])
     tokens = greedy(small_model(), ids, ANSWER, eos_token_id=VOCAB_SIZE - 1)[0, ids.shape[1] :]
     return tokenizer().decode(tokens, skip_special_tokens=True)

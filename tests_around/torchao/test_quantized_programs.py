@@ -23,8 +23,7 @@ pytest_plugins = ("plain_programs",)  # the fixture `made`
 def test_quantised_layers(made, tmp_path, config):
     small_model(hidden_size=64, intermediate_size=64).to(torch.bfloat16).save_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", quantization_config=TorchAoConfig(config)).eval()
-    expected = decoded(model)
-    fast = compiled(model, tmp_path, batch_sizes=(1, 2))
+    expected, fast = decoded(model), compiled(model, tmp_path, batch_sizes=(1, 2))
     assert number_of_programs(fast) == 2
     same(decoded(fast), expected, 0.05)
     assert len(made) == 2 * 5

@@ -21,22 +21,18 @@ from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
 from transformers import TorchAoConfig
 
 for name, config in (("int8", Int8WeightOnlyConfig()), ("float8", Float8WeightOnlyConfig())):
-    model = AutoModelForCausalLM.from_pretrained(
-        folder + "/model", tp_plan="auto", quantization_config=TorchAoConfig(config)
-    ).eval()
+    options = {"tp_plan": "auto", "quantization_config": TorchAoConfig(config)}
+    model = AutoModelForCausalLM.from_pretrained(folder + "/model", **options)
+    modules = {key: module for key, module in model.named_modules() if key.endswith("_proj")}
     # what this rank computes with, along the axis of which it has a share
-    mine = {
-        key: (module.weight.dequantize(), 1 if key.endswith(("o_proj", "down_proj")) else 0)
-        for key, module in model.named_modules()
-        if key.endswith("_proj")
-    }
+    mine = {key: (each.weight.dequantize(), key.endswith(("o_proj", "down_proj"))) for key, each in modules.items()}
     shares = [None, None]
     torch.distributed.all_gather_object(shares, mine)
     with torch.no_grad():
         logits = model(**inputs).logits
     tokens = model.generate(**inputs, max_new_tokens=6, do_sample=False)
     if torch.distributed.get_rank() == 0:
-        weights = {key: torch.cat([share[key][0] for share in shares], dim=mine[key][1]) for key in mine}
+        weights = {key: torch.cat([share[key][0] for share in shares], dim=int(mine[key][1])) for key in mine}
         torch.save({"logits": logits, "tokens": tokens, "weights": weights}, folder + f"/{name}.pt")
 torch.distributed.destroy_process_group()
 """
@@ -48,9 +44,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     model, ids = small_model("fla"), random_ids(2, 19)
     model.save_pretrained(folder / "model")
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    inputs = {"input_ids": ids, "attention_mask": mask}
+    inputs = {"input_ids": ids, "attention_mask": (torch.arange(19) >= torch.tensor([[4], [0]])).long()}
     torch.save(inputs, folder / "inputs.pt")
     (folder / "rank.py").write_text(RANK, encoding="utf-8")
     run_ranks([2], folder / "rank.py", folder)
@@ -61,8 +55,7 @@ def run(tmp_path_factory):
 def test_two_ranks_compute_with_quantised_weights(run, quantisation):
     """As one process does with the weights that the quantised shares of both stand for."""
     model, inputs, folder = run
-    outputs = torch.load(folder / f"{quantisation}.pt")
-    rounded = copy.deepcopy(model)
+    outputs, rounded = torch.load(folder / f"{quantisation}.pt"), copy.deepcopy(model)
     for name, weight in outputs["weights"].items():
         layer = rounded.get_submodule(name)
         assert 0 < (weight - layer.weight).abs().max() < 0.1 * layer.weight.abs().max(), name

@@ -60,11 +60,9 @@ def test_a_quantised_model_generates(quantised):
     expected = rounded(model, quantised)
     ids, mask = left_padded([random_ids(1, 21), random_ids(1, 6, seed=1)])
     with torch.no_grad():
-        close(
-            quantised(ids, attention_mask=mask).logits[mask.bool()], expected(ids, attention_mask=mask).logits[mask.bool()]
-        )
-        state = quantised(ids, attention_mask=mask).past_key_values
-    assert {layer.recurrent_states.dtype for layer in state.layers} == {torch.float32}
+        found, wanted = (each(ids, attention_mask=mask) for each in (quantised, expected))
+    close(found.logits[mask.bool()], wanted.logits[mask.bool()])
+    assert {layer.recurrent_states.dtype for layer in found.past_key_values.layers} == {torch.float32}
     for options in ({}, {"num_beams": 3}, {"use_cache": False}):
         tokens = greedy(quantised, ids, 12, attention_mask=mask, **options)
         assert tokens.equal(greedy(expected, ids, 12, attention_mask=mask, **options))

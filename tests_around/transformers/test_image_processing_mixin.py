@@ -31,16 +31,9 @@ finally:
 
 
 class ProcessingTester:
-    """Options of a processor, and images for it."""
-
     batch_size, num_channels, min_resolution, max_resolution = 4, 3, 60, 160
-    options = {
-        "size": {"height": 18, "width": 22},
-        "crop_pct": 0.75,
-        "image_mean": [0.4, 0.5, 0.6],
-        "image_std": [0.4, 0.5, 0.6],
-        "do_rescale": True,
-    }
+    options = {"size": {"height": 18, "width": 22}, "crop_pct": 0.75, "do_rescale": True}
+    options |= dict.fromkeys(("image_mean", "image_std"), [0.4, 0.5, 0.6])
 
     def __init__(self, image_processing_classes: dict[str, type]) -> None:
         self.image_processing_classes = image_processing_classes
@@ -51,16 +44,9 @@ class ProcessingTester:
     def expected_output_image_shape(self, images: list) -> tuple[int, int, int]:
         return self.num_channels, 18, 22
 
-    def prepare_image_inputs(self, equal_resolution=False, numpify=False, torchify=False) -> list:
-        return processing_common.prepare_image_inputs(
-            self.batch_size,
-            self.min_resolution,
-            self.max_resolution,
-            self.num_channels,
-            equal_resolution=equal_resolution,
-            numpify=numpify,
-            torchify=torchify,
-        )
+    def prepare_image_inputs(self, **options: bool) -> list:
+        sizes = self.batch_size, self.min_resolution, self.max_resolution, self.num_channels
+        return processing_common.prepare_image_inputs(*sizes, **options)
 
 
 class ProcessingChecks(processing_common.ImageProcessingTestMixin):
@@ -92,13 +78,6 @@ class ProcessingChecks(processing_common.ImageProcessingTestMixin):
         super().test_new_models_require_torchvision_backend()
 
 
-class ViRImageProcessingTest(ProcessingChecks, unittest.TestCase):
-    family = "vir"
-
-
-class RMTImageProcessingTest(ProcessingChecks, unittest.TestCase):
-    family = "rmt"
-
-
-class MetaFormerImageProcessingTest(ProcessingChecks, unittest.TestCase):
-    family = "metaformer"
+for family in VISION_FAMILIES:
+    name = f"{family}ImageProcessingTest"
+    globals()[name] = type(name, (ProcessingChecks, unittest.TestCase), {"family": family, "__module__": __name__})

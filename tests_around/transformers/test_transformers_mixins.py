@@ -7,9 +7,7 @@
 The distribution has no tests of generation, of export and of single tasks of pipelines.
 """
 
-import functools
 import unittest
-from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -56,17 +54,14 @@ class RetNetModelTester:
     seq_length = 7
 
     def __init__(self) -> None:
-        config = self.get_config()
-        self.hidden_size = config.hidden_size
-        self.num_hidden_layers = config.num_hidden_layers
-        self.num_attention_heads = config.num_attention_heads
+        for size in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+            setattr(self, size, getattr(self.get_config(), size))
 
     def get_config(self, **overrides) -> RetNetConfig:
         return small_config("grouped", chunk_size=4, **overrides)  # fewer than seq_length: the chunkwise form runs
 
     def prepare_config_and_inputs_for_common(self) -> tuple[RetNetConfig, dict]:
-        config = self.get_config()
-        shape = [self.batch_size, self.seq_length]
+        config, shape = self.get_config(), [self.batch_size, self.seq_length]
         input_ids = common.ids_tensor(shape, config.vocab_size)
         return config, {"input_ids": input_ids, "attention_mask": common.random_attention_mask(shape)}
 
@@ -100,22 +95,12 @@ def switch_off(test_class: type[unittest.TestCase]) -> type[unittest.TestCase]:
 OF_EXPERTS = ("test_moe_models_record", "test_output_router_logits", "test_eager_matches_batched_and_grouped")
 
 
-def with_experts(test: Callable[[unittest.TestCase], None]) -> Callable[[unittest.TestCase], None]:
-    """The test with a model that has experts."""
-
-    @functools.wraps(test)
-    def run(self: unittest.TestCase) -> None:
-        with mock.patch.object(self.model_tester, "experts", 4):
-            test(self)
-
-    return run
-
-
 def experts_where_asked(test_class: type[unittest.TestCase]) -> type[unittest.TestCase]:
+    """Those tests with a model that has experts."""
     for name in dir(test_class):
         test = getattr(test_class, name)
         if test is not None and name.startswith(OF_EXPERTS):
-            setattr(test_class, name, with_experts(test))
+            setattr(test_class, name, mock.patch.object(test_class.model_tester, "experts", 4)(test))
     return test_class
 
 

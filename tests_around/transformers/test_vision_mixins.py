@@ -41,9 +41,7 @@ class VisionModelTester:
 class VisionModelTests(common.ModelTesterMixin):
     test_resize_embeddings = False
     test_inputs_embeds = unittest.skip(NO_TOKENS_IN)(common.ModelTesterMixin.test_inputs_embeds)
-    test_inputs_embeds_matches_input_ids = unittest.skip(NO_TOKENS_IN)(
-        common.ModelTesterMixin.test_inputs_embeds_matches_input_ids
-    )
+    test_inputs_embeds_matches_input_ids = test_inputs_embeds
 
     def test_model_get_set_embeddings(self):
         """They are a convolution, where the mixin looks for an nn.Embedding."""
@@ -80,11 +78,8 @@ class FeatureMapModelTests(VisionModelTests):
 
 def classes(family: str, *further: str) -> tuple[type, ...]:
     """The classes of a family, which transformers' tests know by what they are for."""
-    endings = {
-        "MODEL": "Model",
-        "MODEL_FOR_IMAGE_CLASSIFICATION": "ForImageClassification",
-        "MODEL_FOR_BACKBONE": "Backbone",
-    }
+    endings = {"MODEL": "Model", "MODEL_FOR_IMAGE_CLASSIFICATION": "ForImageClassification"}
+    endings["MODEL_FOR_BACKBONE"] = "Backbone"
     endings |= dict(zip(["MODEL_FOR_MASKED_IMAGE_MODELING"], further))
     found = {kind: getattr(retnet_hf, family + ending) for kind, ending in endings.items()}
     transformers_suite.enter_classes(common, family.lower(), found)
@@ -107,8 +102,6 @@ STAGES = {"hidden_sizes": [8, 12], "depths": [1, 1], "num_attention_heads": [2, 
 
 
 class RMTModelTester(VisionModelTester):
-    """A decomposed and a whole stage of one block each."""
-
     def get_config(self) -> retnet_hf.RMTConfig:
         decays = {"decay_exponents": [2, 2], "decay_exponent_ranges": [4, 6], "attention_types": ["decomposed", "whole"]}
         options = {"mlp_ratios": [2, 2], "use_layer_scale": [False, True], "token_classifier_input": "hidden_states"}
@@ -116,8 +109,6 @@ class RMTModelTester(VisionModelTester):
 
 
 class MetaFormerModelTester(VisionModelTester):
-    """A stage of retention and one of softmax attention."""
-
     def get_config(self) -> retnet_hf.MetaFormerConfig:
         embeddings = {"patch_sizes": [7, 3], "strides": [4, 2], "padding": [2, 1]}
         return small_metaformer_config(token_mixers=["manhattan", "attention"], **STAGES, **embeddings)

@@ -12,14 +12,7 @@ import torch
 triton = pytest.importorskip("triton", reason="triton cannot be imported here")
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM  # noqa: E402
-from retnet_hf.gpu import (  # noqa: E402
-    cross_entropy_triton,
-    gates_triton,
-    kernel_check,
-    launching,
-    retention_triton,
-    rotation_triton,
-)
+from retnet_hf.gpu import kernel_check, launching  # noqa: E402
 from retnet_hf.gpu.launching import cdiv, compiled_together, launch, next_power_of_2  # noqa: E402
 from retnet_hf.ops.kernels import load_kernels  # noqa: E402
 
@@ -109,7 +102,6 @@ def test_a_kernel_that_does_not_compile_does_not_end_the_block(kernel, monkeypat
 
 
 def compilation(kernel, tensors, numbers, options) -> tuple:
-    """That for which Triton compiles a kernel."""
     kinds = [(tensor.dtype, tensor.data_ptr() % 16 == 0) for tensor in tensors]
     for number, parameter in zip(numbers, kernel.params[len(tensors) :]):
         kinds += [None if parameter.do_not_specialize else (number == 1, number % 16 == 0)]
@@ -129,9 +121,9 @@ def test_the_check_before_the_first_use_compiles_what_a_model_launches(monkeypat
         difference(*use)
         in_check.clear()
 
-    for module in (retention_triton, rotation_triton, gates_triton, cross_entropy_triton):
-        monkeypatch.setattr(module, "launch", launched_nowhere)
-        monkeypatch.setattr(module, "runs_on", lambda device: True)
+    for module in ("retention", "rotation", "gates", "cross_entropy"):
+        monkeypatch.setattr(f"retnet_hf.gpu.{module}_triton.launch", launched_nowhere)
+        monkeypatch.setattr(f"retnet_hf.gpu.{module}_triton.runs_on", lambda device: True)
     monkeypatch.setattr(kernel_check, "difference", checked)
     monkeypatch.setattr(kernel_check, "checked", kernel_check.defaultdict(set))
     monkeypatch.setattr(kernel_check, "VERIFIED", set())

@@ -106,8 +106,24 @@ PACKED_STEPS = {
     "steps of documents, all rows": {"rows": False, "begins": True},
     "steps of documents, grouped heads, bfloat16": {"groups": 2, "dtype": "bfloat16"},
 }
+LAYERS = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+MODELS = {
+    "model": {},
+    "model, grouped heads that share states": {"num_key_value_heads": 1, "decay_schedule": [0.9, 0.9]},
+    "model, decays per layer, hybrid": LAYERS
+    | {"num_hidden_layers": 3, "decay_schedule": [[0.9, 0.99], [0.5, 0.6], [0.8, 1.0]]},
+    "model, gradient checkpointing": {"way": "errors_checkpointed"},
+    "model, compiled": {"way": "errors_compiled", "num_attention_heads": 4, "num_key_value_heads": 2},
+    "model, sequences in parts": {"way": "errors_in_parts", "num_attention_heads": 4, "num_key_value_heads": 2},
+}
+PICTURES = {
+    "ViR": {"family": "vir", "recipe": "authors"},
+    "ViR, both ways": {"family": "vir", "recipe": "bidirectional"},
+    "MetaFormer": {"family": "metaformer", "mixers": "retention"},
+    "MetaFormer, both ways": {"family": "metaformer", "mixers": "retention", "bidirectional": True},
+}
 CASES = {"chunkwise": CHUNKWISE, "steps": STEPS, "rotations": ROTATIONS, "gates": GATES, "losses": LOSSES}
-CASES |= {"split": SPLIT, "packed": PACKED, "packed steps": PACKED_STEPS}
+CASES |= {"split": SPLIT, "packed": PACKED, "packed steps": PACKED_STEPS, "models": MODELS, "pictures": PICTURES}
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +135,11 @@ def interpreted():
     return json.loads(done.stdout)
 
 
-WHOLE = ["model", "model, grouped heads that share states", "model, decays per layer, hybrid", "model, compiled"]
-WHOLE += ["model, gradient checkpointing", "model, sequences in parts", "ViR", "ViR, both ways", "MetaFormer"]
-WHOLE += ["MetaFormer, both ways"]
 # Operands that are refused; gates that no kernel computes; wrong kernels that the check before the first use finds.
 OTHERS = ["left to PyTorch", "wrong shapes", "left out", "check of the kernels"]
 
 
-@pytest.mark.parametrize("name", [*(name for cases in CASES.values() for name in cases), *WHOLE, *OTHERS])
+@pytest.mark.parametrize("name", [*(name for cases in CASES.values() for name in cases), *OTHERS])
 def test_kernels_are_the_recurrence_and_what_surrounds_it_and_models_are_the_same_with_them(interpreted, name):
     """In float64, or for models and what is left to PyTorch in float32."""
     assert interpreted["operators"] == {}  # or else PyTorch has raised an error
@@ -153,8 +166,7 @@ def compiled(kernel, pointers, constants, target, tiles) -> dict:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(binary.asm["cubin"])
             file.flush()
-            tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-            command = [tool, "-res-usage", file.name]
+            command = [Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump", "-res-usage", file.name]
             text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         registers, stack = (re.search(rf"{what}:(\d+)", text)[1] for what in ("REG", "STACK"))
     return {"registers": int(registers), "stack": int(stack), "shared": binary.metadata.shared}
@@ -202,8 +214,7 @@ def test_kernels_spill_nothing_and_fit(architecture, result):
 @pytest.mark.parametrize("result", ["output", "key gradient", "gradients of states"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_mask_and_reset_and_other_types_and_devices_spill_nothing(dtype, result):
-    targets = [GPUTarget("cuda", 90, 32), *(TARGETS[2:] if dtype == "bf16" else ())]
-    for target in targets:
+    for target in [GPUTarget("cuda", 90, 32), *(TARGETS[2:] if dtype == "bf16" else ())]:
         assert resources(result, target, dtype, marked=target.arch == 90 and "states" not in result)["stack"] == 0, target
 
 

@@ -5,22 +5,11 @@ import math
 
 import pytest
 import torch
+import trl
 from datasets import Dataset
 from peft import LoraConfig
 from small_models import VOCAB_SIZE, close, random_ids, rounding, small_model, word_tokenizer
 from transformers import AutoModelForCausalLM
-from trl import (
-    DPOConfig,
-    DPOTrainer,
-    GRPOConfig,
-    GRPOTrainer,
-    KTOConfig,
-    KTOTrainer,
-    RLOOConfig,
-    RLOOTrainer,
-    SFTConfig,
-    SFTTrainer,
-)
 
 
 def instructions() -> Dataset:
@@ -39,18 +28,18 @@ COMMON = {"learning_rate": 1e-2, "logging_steps": 1, "save_strategy": "no", "rep
 COMMON |= {"use_cpu": True, "bf16": False, "seed": 1}
 
 
-def trainer(folder, peft_config=None, **arguments) -> SFTTrainer:
+def trainer(folder, peft_config=None, **arguments) -> trl.SFTTrainer:
     sizes = {"per_device_train_batch_size": 24, "max_length": 24, "max_steps": 4}
-    return SFTTrainer(
+    return trl.SFTTrainer(
         model=small_model(),
-        args=SFTConfig(output_dir=str(folder), **(COMMON | sizes | arguments)),
+        args=trl.SFTConfig(output_dir=str(folder), **(COMMON | sizes | arguments)),
         train_dataset=instructions(),
         processing_class=tokenizer_with_end(),
         peft_config=peft_config,
     )
 
 
-def losses(trainer: SFTTrainer) -> list[float]:
+def losses(trainer: trl.SFTTrainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
@@ -88,7 +77,7 @@ def test_packed_instructions_do_not_leak(tmp_path, arguments):
 
 
 def test_packed_instructions_train_adapters(tmp_path):
-    """With PEFT's defaults, and with gradient checkpointing, which SFTTrainer switches on by itself."""
+    """With PEFT's defaults, and with gradient checkpointing, which trl.SFTTrainer switches on by itself."""
     run = trainer(tmp_path, peft_config=LoraConfig(task_type="CAUSAL_LM"), max_steps=8, learning_rate=3e-2, **PACKED)
     run.train()
     assert run.args.gradient_checkpointing
@@ -100,10 +89,10 @@ PREFERENCES = [{"prompt": "w3 w4 ", "chosen": f"w{9 + seed} w5", "rejected": "w8
 JUDGED = [{"prompt": row["prompt"], "completion": row["chosen"], "label": bool(i % 2)} for i, row in enumerate(PREFERENCES)]
 WRITTEN = {"num_generations": 2, "max_completion_length": 5, "beta": 0.1}
 WITH_REFERENCES = {  # trainer, configuration, its arguments, examples, the loss of a model that is its own reference
-    "DPO": (DPOTrainer, DPOConfig, {}, PREFERENCES, math.log(2)),
-    "KTO": (KTOTrainer, KTOConfig, {}, JUDGED, 0.5),
-    "RLOO": (RLOOTrainer, RLOOConfig, WRITTEN, [{"prompt": "w3 w4 "}] * 8, 0.0),
-    "GRPO": (GRPOTrainer, GRPOConfig, WRITTEN, [{"prompt": "w3 w4 "}] * 8, 0.0),
+    "DPO": (trl.DPOTrainer, trl.DPOConfig, {}, PREFERENCES, math.log(2)),
+    "KTO": (trl.KTOTrainer, trl.KTOConfig, {}, JUDGED, 0.5),
+    "RLOO": (trl.RLOOTrainer, trl.RLOOConfig, WRITTEN, [{"prompt": "w3 w4 "}] * 8, 0.0),
+    "GRPO": (trl.GRPOTrainer, trl.GRPOConfig, WRITTEN, [{"prompt": "w3 w4 "}] * 8, 0.0),
 }
 
 

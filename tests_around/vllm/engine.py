@@ -47,7 +47,6 @@ def prompts(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> list[list[int]
 
 
 def expected(model, prompts: list[list[int]], tokens: int = 12) -> list[list[int]]:
-    """What `generate` adds to each prompt alone."""
     new = []
     for prompt in prompts:
         ids = torch.tensor([prompt])

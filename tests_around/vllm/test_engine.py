@@ -103,8 +103,7 @@ def test_published_folders_are_served_as_they_are(published, tmp_path):
 def test_families_of_experts_are_served_as_published_and_as_saved_here(family, tmp_path):
     """By vLLM's fused experts, with the router of the family: softmax, or sigmoids with a bias and groups."""
     module, own = {"minimax": (minimax, {"head_norm_eps": 1e-6 / 32}), "ring": (ring, {})}[family]
-    decays = decays_with_factors("alibi", 4, module.depth_factors(3))
-    model = model_of(family, decay_schedule=decays, **own)
+    model = model_of(family, decay_schedule=decays_with_factors("alibi", 4, module.depth_factors(3)), **own)
     state_dict, config = module.FAMILY.write(model)
     if family == "minimax":
         config["model_type"] = "minimax_text_01"  # vLLM reads transformers' own model type by a class that it cannot serve
