@@ -46,14 +46,10 @@ class CompiledLayer(RetNetDecoderLayer):
     """A layer of a fast copy, with the modules and parameters of the original layer.
 
     It is a class, since a `forward` in the layer's `__dict__` would look like a hook.
-
-    Attributes:
-        programs: programs of steps by number of sequences; empty after the weights have changed.
-        prompts: programs of prompts; None if there are none, or after the weights have changed.
     """
 
-    programs: dict[int, LayerProgram]
-    prompts: PromptPrograms | None
+    programs: dict[int, LayerProgram]  # of steps, by number of sequences; empty after the weights have changed
+    prompts: PromptPrograms | None  # None if there are none, or after the weights have changed
     original_class = RetNetDecoderLayer
     added = ("programs", "prompts")
 
@@ -99,13 +95,9 @@ class CompiledLayer(RetNetDecoderLayer):
 
 
 class CompiledLinear(nn.Linear):
-    """A linear layer of a fast copy, with the parameters of the original layer.
+    """A linear layer of a fast copy, with the parameters of the original layer."""
 
-    Attributes:
-        program: the program of its product; None after the weight has changed.
-    """
-
-    program: ProductProgram | None
+    program: ProductProgram | None  # None after the weight has changed
     original_class = nn.Linear
     added = ("program",)
 

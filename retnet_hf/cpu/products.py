@@ -90,12 +90,9 @@ def int4(token: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 class Product(nn.Module):
-    """Computes a linear layer: (B, 1, in) -> (B, 1, out). Some kernels need B = 1.
+    """Computes a linear layer, (B, 1, in) -> (B, 1, out), by a kernel of the token and operands. Some kernels need B = 1.
 
-    Args:
-        layer: the linear layer.
-        kernel: computes (B, 1, out) from the token and the operands.
-        operands: operands of the kernel. They become parameters, so that `torch.func.functional_call` can replace them.
+    The operands become parameters, so that `torch.func.functional_call` can replace them.
     """
 
     def __init__(self, layer: nn.Linear, kernel: Callable[..., Tensor], *operands: Tensor) -> None:
@@ -115,11 +112,7 @@ class Product(nn.Module):
 @functools.cache
 @torch.no_grad()
 def is_faster_as_vector(size: int, inputs: int, dtype: torch.dtype, threads: int) -> bool:
-    """Returns whether a matrix-vector product (size, inputs) is clearly faster than the linear layer.
-
-    Args:
-        threads: PyTorch's number of threads. The result is valid only for this number.
-    """
+    """Returns whether a matrix-vector product (size, inputs) is clearly faster than the linear layer, with these threads."""
     nbytes = size * inputs * dtype.itemsize
     count = min(MOST_MATRICES, -(-TRIAL_BYTES // nbytes))
     matrices = [torch.ones(size, inputs, dtype=dtype) for _ in range(count)]
@@ -136,10 +129,8 @@ def product_of(layer: nn.Module, summed: bool = False, sequences: int = 1) -> Pr
 
     In half precision, a trial finds PyTorch's fastest kernel for each shape. Weights in int4 are packed into new memory.
 
-    Args:
-        summed: whether unquantised weights are multiplied by `sums`, for use in a program.
-        sequences: number of sequences that have one token each in the product. With several, unquantised weights are
-            multiplied as in the linear layer.
+    `summed`: whether unquantised weights are multiplied by `sums`, for use in a program. With one token of each of several
+    `sequences`, they are multiplied as in the linear layer.
     """
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu" or has_hooks(layer.modules()):
         return None

@@ -153,10 +153,7 @@ class ProductStep(TracedStep):
 def twin_of(layer: nn.Module, summed: bool, sequences: int = 1) -> nn.Module | None:
     """Returns a copy of a layer that shares all weights and computes products for one token of each sequence.
 
-    Returns None if a module is hooked, or if a linear layer is adapted, sharded, or has unsupported quantisation.
-
-    Args:
-        summed, sequences: as in `product_of`.
+    Returns None if a module is hooked, or if `product_of`, which has the same arguments, returns None for a linear layer.
     """
     if has_hooks(layer.modules()):  # hooks would be compiled, but the file name does not depend on them
         return None
@@ -271,15 +268,10 @@ def program_path(folder: Path, config: PreTrainedConfig | None, twin: nn.Module,
 
 
 def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
-    """Compiles the program of the fastest of some modules, and writes it atomically.
+    """Compiles the program of a module, or of the faster of two that compute the same, and writes it atomically.
 
-    Args:
-        steps: one module, or two that compute the same. The second program is kept unless the first is clearly faster.
-        inputs: inputs of the modules, one set for each layer or group that the program will serve. The trial uses all.
-
-    Raises:
-        OSError: if the folder cannot be written to.
-        RuntimeError: if a program cannot be compiled.
+    The second is kept unless the first is clearly faster. `inputs`: one set for each layer or group that the program will
+    serve. The trial uses all. Raises OSError if the folder cannot be written to, and RuntimeError without a compiler.
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as beside, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns about its own code

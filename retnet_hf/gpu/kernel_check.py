@@ -39,9 +39,7 @@ def trusted(
     Under a compiler, or in a mode in which tensors have no values, kernels are used unless they were found to be wrong.
     While a CUDA graph is captured, only kernels that were checked before are used.
 
-    Args:
-        dtype: dtype of the hidden states. Under autocast, operands have autocast's dtype.
-        one_token: whether the call reads one token, with the kernel of a step.
+    `dtype` is that of the hidden states: under autocast, operands have autocast's. `one_token`: whether the call is a step.
     """
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
@@ -106,11 +104,7 @@ def difference(
 
 
 class Sample:
-    """Random operands of a model's sizes, in a model's memory layout.
-
-    Args:
-        part: "output", "gradients" or "step", the results to compute.
-    """
+    """Random operands of a model's sizes and memory layout. `part` of the results: "output", "gradients" or "step"."""
 
     def __init__(self, dtype: torch.dtype, sizes: Sizes, part: str) -> None:
         heads, self.groups, matrices, key_dim, value_dim, self.chunk_size, self.bidirectional = sizes

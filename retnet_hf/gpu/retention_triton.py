@@ -441,9 +441,8 @@ def read_states(
 ) -> Tensor:
     """Returns the result of `read_kernel`: (B, H, T, V), or backward (B, G, T, V), summed over heads that share a row.
 
-    Args:
-        like: (B, ., T, V), a tensor with the memory layout of the result.
-        others: the states after each chunk, for tokens that also see later tokens; `states` are those before each chunk.
+    The result has the memory layout of `like`, (B, ., T, V). If tokens also see later tokens, `states` are those before each
+    chunk, and `others` those after it.
     """
     (batch, _, length, key_dim), value_dim = query.shape, value.shape[-1]
     heads, groups, matrices = scan.heads

@@ -155,12 +155,9 @@ class Block(NamedTuple):
 class AttentionPlan(OnDevice):
     """Blocks, masks and rotation that all layers of one type of softmax attention share in one call.
 
-    Args:
-        config: configuration of the model. layout: layout of the new tokens, (B, T). batch: B. dtype: of the hidden states.
-        rotation: function that makes the rotation, at the positions of the call or at given ones.
-        kind: one of `layer_types`.
-        state: the state of a layer of this type. output_maps: whether to return attention weights, by the eager
-            implementation.
+    `layout` is that of the new tokens, (B, T), and `dtype` that of the hidden states. `rotation` makes the rotation, at the
+    positions of the call or at given ones. `state` belongs to a layer of type `kind`, one of `layer_types`. With
+    `output_maps`, attention weights are returned, by the eager implementation.
 
     Attributes:
         rotate: rotation of queries and keys; a `SinkRotation` if a query is too far from its sinks.

@@ -151,9 +151,8 @@ def add_other_tiles(
     tokens of other bands by one state per column, combined along the whole row. In both cases token t of line l reaches
     token t' of line l' with decay γ^(|l - l'| + |t - t'|). Only the states of one chunk of all lines exist at a time.
 
-    Args:
-        readers: for each result, the tensor that multiplies states (K, V), and whether it multiplies them transposed:
-            queries (B, H, Y, X, K) and False; or values (B, H, Y, X, V) and True, for a result (B, H, Y, X, K).
+    `readers`: for each result, the tensor that multiplies states (K, V), and whether it multiplies them transposed: queries
+    (B, H, Y, X, K) and False; or values (B, H, Y, X, V) and True, for a result (B, H, Y, X, K).
     """
     results, log_decay = list(within), log_decay.view(-1, 1, 1, 1, 1, 1)
     for axis, size, group in ((2, tile[1], tile[0]), (3, tile[0], key.shape[3])):  # rows of a band; all columns

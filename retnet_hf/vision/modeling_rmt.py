@@ -74,11 +74,11 @@ class RMTPositions(ComputedBuffer):
             position = torch.arange(length, device=device)
             return ((position[:, None] - position).abs() * log_decay)[None]
 
+        of_rows, of_columns = decay_along(columns), decay_along(rows)
         if self.decomposed:
-            return RMTGeometry(angle, row_decay=decay_along(columns).to(dtype), column_decay=decay_along(rows).to(dtype))
-        decay = decay_along(rows)[:, :, :, None, :, None] + decay_along(columns)[:, :, None, :, None, :]
-        decay = decay.reshape(1, -1, rows * columns, rows * columns)
-        return RMTGeometry(angle, decay=decay.to(dtype))
+            return RMTGeometry(angle, row_decay=of_rows.to(dtype), column_decay=of_columns.to(dtype))
+        decay = of_columns[:, :, :, None, :, None] + of_rows[:, :, None, :, None, :]
+        return RMTGeometry(angle, decay.reshape(1, -1, rows * columns, rows * columns).to(dtype))
 
 
 class RMTAttention(nn.Module):

@@ -55,10 +55,7 @@ def slot_shape(config: RetNetConfig, ranks: int) -> tuple[int, int, int]:
 
 
 class StateSlots(MambaBase, RetNetStateLayer):
-    """The state of one layer of retention: slots for vLLM, and for the model a row for each request of a step.
-
-    `prefix` is vLLM's name of the layer.
-    """
+    """The state of one layer of retention: slots for vLLM, and for the model a row for each request of a step."""
 
     def __init__(self, config: RetNetConfig, layer: int, prefix: str, vllm_config: VllmConfig) -> None:
         RetNetStateLayer.__init__(self)

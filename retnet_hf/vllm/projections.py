@@ -33,8 +33,7 @@ MERGED = {"qkvg_proj": ("q_proj", "k_proj", "v_proj", "g_proj"), "gate_up_proj":
 class FirstPart(nn.Module):
     """Replaces the first of several projections of the same input, and computes all of them.
 
-    Args:
-        product: layer with the concatenated outputs of the projections. sizes: columns of each output on one rank.
+    `product` has their concatenated outputs, of `sizes` columns each on one rank.
     """
 
     def __init__(self, product: MergedColumnParallelLinear, sizes: list[int]) -> None:
