@@ -205,9 +205,8 @@ def dialect_moves(
 ) -> list[Move]:
     """Returns the moves that fill a RetNet's tensors of these names from a checkpoint in a dialect.
 
-    Args:
-        theirs: returns the foreign name for one of ours; `Dialect.theirs` if absent.
-        copy: the foreign name of a head that is a copy of the embedding, or None if there is none.
+    `theirs` returns the foreign name for one of ours; it is `Dialect.theirs` if absent. `copy` is the foreign name of a head
+    that is a copy of the embedding, or None if there is none.
     """
     modules = [(ours, theirs) for theirs, ours in dialect.modules_of(config)]
     theirs = theirs or (lambda name: renamed(name, modules))
@@ -258,8 +257,7 @@ def written(
 
     Raises ValueError for a field of the configuration that would be read back with another meaning.
 
-    Args:
-        plan: the reader of the format. moves: moves of the model; if absent, of the plan for `config` without shapes.
+    `plan` is the reader of the format. `moves` are those of the model; if absent, of the plan for `config` without shapes.
     """
     ours = model.config
     try:

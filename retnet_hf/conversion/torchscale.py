@@ -89,10 +89,9 @@ def plan_with_prefixes(
 def planned_moves(
     ours: RetNetConfig, body: str, head: str, tied_twice: bool, model_class: type[RetNetPreTrainedModel] = RetNetForCausalLM
 ) -> list[Move]:
-    """Returns all moves of the layout, from the configuration alone.
+    """Returns all moves of the layout, from the configuration alone. `body` is the prefix of all names except `head`.
 
-    Args:
-        body: the prefix of all names except that of `head`. tied_twice: whether there is a head even if it is tied.
+    `tied_twice` says whether there is a head even if it is tied.
     """
 
     def theirs(name: str) -> str:
