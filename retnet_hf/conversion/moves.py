@@ -92,14 +92,11 @@ class Conversion:
         done: Callable[[Move], None] = lambda move: None,
         keep: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> PreTrainedModel:
-        """Returns the model. Values are read one move at a time.
+        """Returns the model. Values are read one move at a time, and `done` is called after each.
 
+        `keep` is called with each tensor that was computed, instead of read from `theirs`. Its result becomes the parameter.
         Raises CheckpointError for values that are not finite, have a dtype that no model is trained in, or differ from the
         values that the configuration implies.
-
-        Args:
-            done: called after each move. keep: called with each tensor that was computed, instead of read from `theirs`. Its
-                result becomes the parameter.
         """
         model = self.empty_model()
         expected, values = saved_tensors(model), {}
@@ -234,14 +231,11 @@ def dialect_moves(
 
 def fields_of_transformers(model: PreTrainedModel) -> dict[str, Any]:
     """Returns the keys that all config.json files of RetNets for transformers have under the same names."""
-    ours = model.config
-    return {
+    same = ("initializer_range", "tie_word_embeddings", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+    return {name: getattr(model.config, name) for name in same} | {
         "architectures": ["RetNetForCausalLM"],
         "model_type": "retnet",
-        "initializer_range": ours.initializer_range,
-        "tie_word_embeddings": ours.tie_word_embeddings,
         "use_cache": True,  # Trainer sets it to False, and generation would then read the whole text for every token
-        **{name: getattr(ours, name) for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")},
         "torch_dtype": str(model.dtype).removeprefix("torch."),
     }
 
