@@ -45,13 +45,10 @@ def markdown(report: Report) -> str:
         ours = student.tokens_per_second[length]
         rows.append(compared(f"tokens/s after {length:,} tokens", theirs, ours, ",.0f", f"{ours / theirs:.2f}"))
     lines = [
-        "",
-        "## Origin",
-        "",
+        "\n## Origin\n",
         f"Linearized from `{report.source}` with `{' '.join(['retnet-hf linearize', report.options]).strip()}`, on the "
         f"first {report.read:,} tokens of {', '.join(map('`{}`'.format, report.texts))}. Perplexities are measured on "
-        f"{report.held_out:,} held-out tokens of these, the same tokens for every block length.",
-        "",
+        f"{report.held_out:,} held-out tokens of these, the same tokens for every block length.\n",
         "| | source | this model | ratio or difference |",
         "|---|---:|---:|---:|",
         *rows,
@@ -62,8 +59,7 @@ def markdown(report: Report) -> str:
             else []
         ),
         *(_recall_sentences(report, recalled) if recalled else []),
-        "",
-        "| stage | steps | tokens | minutes | highest rate | loss | before | after |",
+        "\n| stage | steps | tokens | minutes | highest rate | loss | before | after |",
         "|---|---:|---:|---:|---:|---|---:|---:|",
         *(
             f"| {stage.name} | {stage.steps:,} | {stage.tokens:,} "
@@ -73,15 +69,15 @@ def markdown(report: Report) -> str:
         ),
     ]
     if report.divergence is not None:
-        lines += ["", f"Its distributions of the next token diverge from the source's by {report.divergence:.4f} nats."]
+        lines.append(f"\nIts distributions of the next token diverge from the source's by {report.divergence:.4f} nats.")
     if report.answers:
-        lines += ["", "| prompt | source | this model |", "|---|---|---|"]
+        lines += ["\n| prompt | source | this model |", "|---|---|---|"]
         rows = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in report.answers]
         lines += [f"| {' | '.join(row)} |" for row in rows]
     for stage in report.trainings:
         if is_worse(stage.before, stage.after):
-            sentence = f"**The stage {stage.name} made the model worse**: it may need more steps, or a lower learning rate."
-            lines += ["", sentence]
+            advice = "it may need more steps, or a lower learning rate"
+            lines.append(f"\n**The stage {stage.name} made the model worse**: {advice}.")
     return "\n".join(lines) + "\n"
 
 
