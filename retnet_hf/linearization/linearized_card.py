@@ -53,21 +53,17 @@ def markdown(report: Report) -> str:
         "|---|---:|---:|---:|",
         *rows,
         "",
-        *(
-            [f"(*) Longer than the {report.positions:,} positions that the source was made for. There, it fails itself."]
-            if report.positions is not None and max(teacher.perplexity, default=0) > report.positions
-            else []
-        ),
-        *(_recall_sentences(report, recalled) if recalled else []),
-        "\n| stage | steps | tokens | minutes | highest rate | loss | before | after |",
-        "|---|---:|---:|---:|---:|---|---:|---:|",
-        *(
-            f"| {stage.name} | {stage.steps:,} | {stage.tokens:,} "
-            f"| {'not known' if stage.seconds is None else f'{stage.seconds / 60:.1f}'} "
-            f"| {stage.rate:.1e} | {stage.figure} | {stage.before:.3f} | {stage.after:.3f} |"
-            for stage in report.trainings
-        ),
     ]
+    if report.positions is not None and max(teacher.perplexity, default=0) > report.positions:
+        made_for = f"{report.positions:,} positions that the source was made for"
+        lines.append(f"(*) Longer than the {made_for}. There, it fails itself.")
+    lines += _recall_sentences(report, recalled) if recalled else []
+    lines.append("\n| stage | steps | tokens | minutes | highest rate | loss | before | after |")
+    lines.append("|---|---:|---:|---:|---:|---|---:|---:|")
+    for stage in report.trainings:
+        minutes = "not known" if stage.seconds is None else f"{stage.seconds / 60:.1f}"
+        figures = f"{stage.rate:.1e} | {stage.figure} | {stage.before:.3f} | {stage.after:.3f}"
+        lines.append(f"| {stage.name} | {stage.steps:,} | {stage.tokens:,} | {minutes} | {figures} |")
     if report.divergence is not None:
         lines.append(f"\nIts distributions of the next token diverge from the source's by {report.divergence:.4f} nats.")
     if report.answers:
