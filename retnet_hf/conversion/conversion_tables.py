@@ -20,9 +20,8 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     Raises CheckpointError if its config.json cannot be used.
     """
     format_name, config = format_of(checkpoint), None
-    files, tensors = len(checkpoint.files), checkpoint.tensors.values()
+    files, tensors, types = len(checkpoint.files), checkpoint.tensors.values(), Counter()
     size = sum(file.stat().st_size for file in checkpoint.files)
-    types = Counter()
     for tensor in tensors:
         types[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
     known = {OURS: "retnet_hf's own", None: "unknown"}

@@ -41,11 +41,9 @@ def write_folder(
 ) -> PreTrainedModel:
     """Converts a checkpoint, and replaces `output` with the finished folder. If anything fails, `output` is unchanged.
 
+    `licence` is that of the weights; if absent, the source's. `done` is called after each move. `source` is the name of the
+    source in the model card; if absent, the name of its path.
     Raises CheckpointError for values that cannot be read or are not finite, or if `output` must not be replaced.
-
-    Args:
-        licence: licence of the weights; if absent, the source's.
-        done: called after each move. source: name of the source in the model card; the name of its path if absent.
     """
     folder = checkpoint.folder
     with made_beside(output, overwrite, (checkpoint.path, *checkpoint.files)) as partial:

@@ -108,16 +108,12 @@ def rotated_first(config: RetNetConfig) -> Change:
     return reordered(torch.cat(order))
 
 
-def joint_rows(kind: str) -> Callable[[RetNetConfig], Change]:
-    """Returns the function that makes the change for a joint tensor of queries, keys and values in layers of this type."""
-
-    def make(config: RetNetConfig) -> Change:
-        present = kind in config.layer_types
-        heads, groups, size, _ = config.mixer_sizes(config.layer_types.index(kind)) if present else [1] * 4
-        turn = rotated_first(config)
-        return rows([heads * size, groups * size, groups * size], [turn, turn, Change()])
-
-    return make
+def joint_rows(kind: str, config: RetNetConfig) -> Change:
+    """Returns the change for a joint tensor of queries, keys and values in layers of this type."""
+    present = kind in config.layer_types
+    heads, groups, size, _ = config.mixer_sizes(config.layer_types.index(kind)) if present else [1] * 4
+    turn = rotated_first(config)
+    return rows([heads * size, groups * size, groups * size], [turn, turn, Change()])
 
 
 def is_fused(names: Collection[str]) -> bool:

@@ -92,14 +92,11 @@ class Conversion:
         done: Callable[[Move], None] = lambda move: None,
         keep: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> PreTrainedModel:
-        """Returns the model. Values are read one move at a time.
+        """Returns the model. Values are read one move at a time, and `done` is called after each.
 
+        `keep` is called with each tensor that was computed, instead of read from `theirs`. Its result becomes the parameter.
         Raises CheckpointError for values that are not finite, have a dtype that no model is trained in, or differ from the
         values that the configuration implies.
-
-        Args:
-            done: called after each move. keep: called with each tensor that was computed, instead of read from `theirs`. Its
-                result becomes the parameter.
         """
         model = self.empty_model()
         expected, values = saved_tensors(model), {}
@@ -205,9 +202,8 @@ def dialect_moves(
 ) -> list[Move]:
     """Returns the moves that fill a RetNet's tensors of these names from a checkpoint in a dialect.
 
-    Args:
-        theirs: returns the foreign name for one of ours; `Dialect.theirs` if absent.
-        copy: the foreign name of a head that is a copy of the embedding, or None if there is none.
+    `theirs` returns the foreign name for one of ours; it is `Dialect.theirs` if absent. `copy` is the foreign name of a head
+    that is a copy of the embedding, or None if there is none.
     """
     modules = [(ours, theirs) for theirs, ours in dialect.modules_of(config)]
     theirs = theirs or (lambda name: renamed(name, modules))
@@ -235,14 +231,11 @@ def dialect_moves(
 
 def fields_of_transformers(model: PreTrainedModel) -> dict[str, Any]:
     """Returns the keys that all config.json files of RetNets for transformers have under the same names."""
-    ours = model.config
-    return {
+    same = ("initializer_range", "tie_word_embeddings", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+    return {name: getattr(model.config, name) for name in same} | {
         "architectures": ["RetNetForCausalLM"],
         "model_type": "retnet",
-        "initializer_range": ours.initializer_range,
-        "tie_word_embeddings": ours.tie_word_embeddings,
         "use_cache": True,  # Trainer sets it to False, and generation would then read the whole text for every token
-        **{name: getattr(ours, name) for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")},
         "torch_dtype": str(model.dtype).removeprefix("torch."),
     }
 
@@ -258,8 +251,7 @@ def written(
 
     Raises ValueError for a field of the configuration that would be read back with another meaning.
 
-    Args:
-        plan: the reader of the format. moves: moves of the model; if absent, of the plan for `config` without shapes.
+    `plan` is the reader of the format. `moves` are those of the model; if absent, of the plan for `config` without shapes.
     """
     ours = model.config
     try:

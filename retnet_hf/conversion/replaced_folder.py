@@ -125,10 +125,9 @@ def made_beside(output: Path, overwrite: bool, sources: Iterable[Path] = ()) -> 
 
 
 def claim(output: Path, overwrite: bool, sources: Iterable[Path] = ()) -> None:
-    """Raises CheckpointError if `output` holds something that may not be replaced.
+    """Raises CheckpointError if `output` holds something that may not be replaced, such as the `sources` to be read.
 
-    Args:
-        sources: paths of files to be read, which must not be replaced. Paths that do not exist are ignored.
+    Paths of sources that do not exist are ignored.
     """
     output = output.expanduser().resolve()
     restore(output)

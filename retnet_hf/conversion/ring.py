@@ -5,6 +5,7 @@ The last of each group of `layer_group_size` layers has softmax attention, and s
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
@@ -19,7 +20,7 @@ def _of_ring(mixer: str, kind: str) -> list[tuple[str, tuple[str, ...], Callable
     """Returns the changes of values in layers of this type."""
     joint = tuple(f".{mixer}.{name}_proj.weight" for name in "qkv")
     norms = [(norm, (norm,), rotated_first) for norm in (f".{mixer}.q_norm.weight", f".{mixer}.k_norm.weight")]
-    return [(f".{mixer}.query_key_value.weight", joint, joint_rows(kind)), *norms]
+    return [(f".{mixer}.query_key_value.weight", joint, partial(joint_rows, kind)), *norms]
 
 
 _PARTS_OF_RING = ("query_layernorm", "q_norm"), ("key_layernorm", "k_norm"), ("dense", "o_proj")
@@ -95,19 +96,19 @@ def rotation_back(ours: RetNetHybridConfig) -> dict[str, Any]:
     return {"rope_theta": rope["rope_theta"], "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0)}
 
 
-def shared_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the number of shared experts, which must be as wide as the others."""
+def experts_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the number of shared experts, which must be as wide as the others, and fields of several expert groups."""
     width, shared = fields["moe_intermediate_size"], config.get("num_shared_experts") or 0
+    groups, chosen = config.get("n_group") or 1, config.get("topk_group")
     if config.get("moe_shared_expert_intermediate_size") not in (None, width) and shared:
         needed = f"moe_intermediate_size, {width}, or absent"
         raise ValueError(f"moe_shared_expert_intermediate_size in config.json must be {needed}")
-    return {"n_shared_experts": shared}
+    return {"n_shared_experts": shared} | ({"n_group": groups, "topk_group": chosen} if groups > 1 else {})
 
 
-def groups_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns our fields of expert groups; none if there is a single group."""
-    groups, chosen = config.get("n_group") or 1, config.get("topk_group")
-    return {"n_group": groups, "topk_group": chosen} if groups > 1 else {}
+def experts_back(ours: RetNetHybridConfig) -> dict[str, Any]:
+    groups = {"n_group": ours.n_group or 1, "topk_group": ours.topk_group or 1}
+    return {"num_shared_experts": ours.n_shared_experts} | groups
 
 
 def expert_rows(**score_function: Any) -> list[Row | Together]:
@@ -115,10 +116,9 @@ def expert_rows(**score_function: Any) -> list[Row | Together]:
     return [
         Row("group_norm_size", "head_norm_groups", default=1),
         *same("num_experts", "num_experts_per_tok", "moe_intermediate_size", first_k_dense_replace=0),
-        Together(shared_there, lambda ours: {"num_shared_experts": ours.n_shared_experts}),
+        Together(experts_there, experts_back),
         Row("score_function", "router_act", **score_function),
         Row("moe_router_enable_expert_bias", "use_router_bias", default=False, there=lambda value, fields: bool(value)),
-        Together(groups_there, lambda ours: {"n_group": ours.n_group or 1, "topk_group": ours.topk_group or 1}),
         *same(norm_topk_prob=True, routed_scaling_factor=1.0, output_router_logits=False),
     ]
 

@@ -20,15 +20,6 @@ from .moves import Conversion, Move, dialect_moves, empty_model, model_from, sav
 
 
 NAME, DESCRIPTION = "torchscale", "microsoft/torchscale's RetNet, or a fairseq checkpoint of it"
-# torchscale's arguments that RetNetConfig reads. fairseq saves them together with hundreds of other arguments.
-_ARGUMENTS = frozenset(
-    ("decoder_embed_dim", "decoder_value_embed_dim", "decoder_retention_heads", "decoder_ffn_embed_dim", "decoder_layers")
-    + ("decoder_normalize_before", "activation_fn", "dropout", "activation_dropout", "no_scale_embedding", "deepnorm")
-    + ("layernorm_embedding", "share_decoder_input_output_embed", "layernorm_eps", "recurrent_chunk_size", "vocab_size")
-    + ("moe_freq", "multiway", "xpos_rel_pos", "use_glu")
-)
-
-
 TORCHSCALE = Dialect(
     name="torchscale",
     sign=".retention.out_proj.weight",
@@ -61,8 +52,9 @@ def of_syncdoth(names: Collection[str], config: dict[str, Any] | None) -> bool |
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
-    if config is not None:
-        config = {name: value for name, value in config.items() if name in _ARGUMENTS}
+    if config is not None:  # fairseq saves the arguments that RetNetConfig reads together with hundreds of others
+        read = {*torchscale_arguments(RetNetConfig()), "moe_freq", "multiway", "xpos_rel_pos", "use_glu"}
+        config = {name: value for name, value in config.items() if name in read}
     prefix = "decoder." if any(name.startswith("decoder.layers.") for name in shapes) else ""
     return plan_with_prefixes(NAME, shapes, config, body=prefix, head=f"{prefix}output_projection.weight")
 
@@ -97,10 +89,9 @@ def plan_with_prefixes(
 def planned_moves(
     ours: RetNetConfig, body: str, head: str, tied_twice: bool, model_class: type[RetNetPreTrainedModel] = RetNetForCausalLM
 ) -> list[Move]:
-    """Returns all moves of the layout, from the configuration alone.
+    """Returns all moves of the layout, from the configuration alone. `body` is the prefix of all names except `head`.
 
-    Args:
-        body: the prefix of all names except that of `head`. tied_twice: whether there is a head even if it is tied.
+    `tied_twice` says whether there is a head even if it is tied.
     """
 
     def theirs(name: str) -> str:

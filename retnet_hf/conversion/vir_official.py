@@ -23,16 +23,10 @@ from .moves import Conversion, Move, model_from, renamed_tensors, shape_of
 
 NAME, DESCRIPTION = "vir_official", "anom63931/ViR, by the authors of ViR"
 
-# Maps the authors' name of a pooling, and whether the parameters include a class token, to our pooling. Only "token_last"
-# puts the class token into the sequence. With a class token, the mean leaves out the first token.
-_POOLINGS = {
-    ("token_last", True): "class_token",
-    ("token_last", False): "last_patch",
-    ("final", True): "last_patch",
-    ("final", False): "last_patch",
-    ("avg", True): "mean_but_first",
-    ("avg", False): "mean",
-}
+# Maps the authors' name of a pooling to ours, without and with a class token among the parameters. Only "token_last" puts
+# the class token into the sequence. With a class token, the mean leaves out the first token.
+_POOLINGS = {"token_last": ("last_patch", "class_token"), "final": ("last_patch", "last_patch")}
+_POOLINGS["avg"] = ("mean", "mean_but_first")
 _RELEASED_HEADS = {384: 6, 768: 12, 1024: 16}  # by hidden size
 # Pairs of our name and theirs.
 _RENAMINGS = (
@@ -69,7 +63,7 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
     intermediate_size, _ = shape_of(shapes, "blocks.0.mlp.fc1.weight", 2, NAME)
     pool = arguments.get("global_pool", "avg" if "fc_norm.weight" in shapes else "token_last")
     mode = arguments.get("encode_mode", "autoregressive")
-    pooling = _POOLINGS.get((pool, "cls_token" in shapes))
+    pooling = _POOLINGS.get(pool, (None, None))["cls_token" in shapes]
     if pooling is None:
         reason = "has no counterpart in ViRConfig: the first token sees no other token"
         raise CheckpointError(f"global_pool {pool!r} of the format {NAME} {reason}")

@@ -90,8 +90,7 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
 def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
     """Returns all moves of the layout, from the configuration alone.
 
-    Args:
-        body: prefix of all names except the classifier's. positions: number of rows of their table of positions.
+    `body` is the prefix of all names except the classifier's, `positions` the number of rows of their table of positions.
     """
     moves = []
     heads = range(ours.num_attention_heads)

@@ -97,11 +97,7 @@ def write(module: nn.Module, inputs: tuple, file: Path, passed_through: Sequence
 
 
 class ImageGraph(nn.Module):
-    """`model` as a function: pixel_values (B, C, H, W) -> logits (B, labels).
-
-    Args:
-        any_size: whether pictures may have another size than the model's.
-    """
+    """`model` as a function of pictures, of the model's size or of any: pixel_values (B, C, H, W) -> logits (B, labels)."""
 
     def __init__(self, model: PreTrainedModel, any_size: bool) -> None:
         super().__init__()
@@ -128,8 +124,7 @@ def sides_of(model: PreTrainedModel, field: str) -> tuple[int, int]:
 def write_classifier(model: PreTrainedModel, file: Path, any_size: bool = False) -> None:
     """Writes an image classifier with the input `pixel_values`, of any batch size, and the output `logits`.
 
-    Args:
-        any_size: whether height and width are dynamic too, as multiples of the sides of a patch.
+    If `any_size`, height and width are dynamic too, as multiples of the sides of a patch.
     """
     shape, traced = {0: Dim("batch_size", min=1)}, sides_of(model, "image_size")
     if any_size:
@@ -145,10 +140,9 @@ def write_classifier(model: PreTrainedModel, file: Path, any_size: bool = False)
 def quantize(source: Path, target: Path, kind: str) -> None:
     """Writes a quantized copy of a float32 file.
 
-    Args:
-        kind: "int8" is dynamic quantization, with 8-bit weights and activations quantized at run time, for CPUs and
-            browsers. "int4" has 4-bit weights in blocks, for ONNX Runtime outside browsers. Both also quantize embeddings,
-            but not the weights of experts.
+    The kind "int8" is dynamic quantization, with 8-bit weights and activations quantized at run time, for CPUs and browsers.
+    "int4" has 4-bit weights in blocks, for ONNX Runtime outside browsers. Both also quantize embeddings, but not the weights
+    of experts.
     """
     model = onnx.load(source)
     graph = model.graph

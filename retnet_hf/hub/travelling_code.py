@@ -112,11 +112,9 @@ def import_lines(imports: set[tuple[str | None, str]]) -> list[str]:
 
 
 def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str:
-    """Returns the source of a file.
+    """Returns the source of a file with these modules, in order, and with the docstring of the module `main`.
 
-    Args:
-        modules: the modules of the file, in order. others: maps modules in other files to the names of the files.
-        main: the module that gives the file its docstring.
+    `others` maps modules in other files to the names of the files.
     """
     imports = {each for module in modules.values() for each in module.imports}
     needs = [each for module in modules.values() for each in module.needs.items() if each[0] in others]

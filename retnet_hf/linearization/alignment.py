@@ -6,6 +6,7 @@ A layer's activations are freed after its backward pass, so that memory holds th
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,21 +45,18 @@ def align(
     there = None if attention_mask is None else attention_mask.bool()
     losses: dict[int, Tensor] = {}
 
-    def compare(index: int) -> Callable[..., None]:
-        def hook(_: nn.Module, __: tuple, inputs: dict[str, Any], output: tuple[Tensor, ...]) -> None:
-            with torch.set_grad_enabled(with_loss is not None):
-                plan, entering = plans[index], inputs["hidden_states"].to(student.dtype)
-                mixed, *_ = student.model.layers[index].mixer(entering, plan=plan)
-                wanted, found = (tokens.float() if there is None else tokens[there].float() for tokens in (output[0], mixed))
-                loss = (found - wanted).square().sum() / wanted.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
-                if with_loss is not None:
-                    with_loss(loss)
-            losses[index] = loss.detach()
-
-        return hook
+    def compare(index: int, _: nn.Module, __: tuple, inputs: dict[str, Any], output: tuple[Tensor, ...]) -> None:
+        with torch.set_grad_enabled(with_loss is not None):
+            plan, entering = plans[index], inputs["hidden_states"].to(student.dtype)
+            mixed, *_ = student.model.layers[index].mixer(entering, plan=plan)
+            wanted, found = (tokens.float() if there is None else tokens[there].float() for tokens in (output[0], mixed))
+            loss = (found - wanted).square().sum() / wanted.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
+            if with_loss is not None:
+                with_loss(loss)
+        losses[index] = loss.detach()
 
     attentions = {index: teacher.model.layers[index].self_attn for index in layers}
-    handles = [each.register_forward_hook(compare(index), with_kwargs=True) for index, each in attentions.items()]
+    handles = [each.register_forward_hook(partial(compare, index), with_kwargs=True) for index, each in attentions.items()]
     try:
         with torch.no_grad():
             teacher.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)

@@ -5,7 +5,6 @@
 model would stay marked as quantised.
 """
 
-import functools
 import hashlib
 import importlib.metadata
 import tempfile
@@ -70,12 +69,11 @@ def _unpack(file: Path, folder: Path) -> None:
     except ImportError as error:
         raise SourceError("reading a GGUF file needs the package gguf: pip install gguf") from error
     try:
-        # Versions of transformers without GgufConfig always dequantise.
-        gguf_config = getattr(transformers, "GgufConfig", None)
-        dequantised = {"quantization_config": gguf_config(dequantize=True)} if gguf_config else {}
         read = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
-        read_model = functools.partial(AutoModelForCausalLM.from_pretrained, dtype=torch.bfloat16, output_loading_info=True)
-        model, report = read_model(file.parent, **dequantised, **read)
+        options = read | {"dtype": torch.bfloat16, "output_loading_info": True}
+        if hasattr(transformers, "GgufConfig"):  # versions without it always dequantise
+            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        model, report = AutoModelForCausalLM.from_pretrained(file.parent, **options)
         missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **read)
         turn = end_of_turn(tokenizer)

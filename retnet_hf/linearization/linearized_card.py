@@ -45,43 +45,35 @@ def markdown(report: Report) -> str:
         ours = student.tokens_per_second[length]
         rows.append(compared(f"tokens/s after {length:,} tokens", theirs, ours, ",.0f", f"{ours / theirs:.2f}"))
     lines = [
-        "",
-        "## Origin",
-        "",
+        "\n## Origin\n",
         f"Linearized from `{report.source}` with `{' '.join(['retnet-hf linearize', report.options]).strip()}`, on the "
         f"first {report.read:,} tokens of {', '.join(map('`{}`'.format, report.texts))}. Perplexities are measured on "
-        f"{report.held_out:,} held-out tokens of these, the same tokens for every block length.",
-        "",
+        f"{report.held_out:,} held-out tokens of these, the same tokens for every block length.\n",
         "| | source | this model | ratio or difference |",
         "|---|---:|---:|---:|",
         *rows,
         "",
-        *(
-            [f"(*) Longer than the {report.positions:,} positions that the source was made for. There, it fails itself."]
-            if report.positions is not None and max(teacher.perplexity, default=0) > report.positions
-            else []
-        ),
-        *(_recall_sentences(report, recalled) if recalled else []),
-        "",
-        "| stage | steps | tokens | minutes | highest rate | loss | before | after |",
-        "|---|---:|---:|---:|---:|---|---:|---:|",
-        *(
-            f"| {stage.name} | {stage.steps:,} | {stage.tokens:,} "
-            f"| {'not known' if stage.seconds is None else f'{stage.seconds / 60:.1f}'} "
-            f"| {stage.rate:.1e} | {stage.figure} | {stage.before:.3f} | {stage.after:.3f} |"
-            for stage in report.trainings
-        ),
     ]
+    if report.positions is not None and max(teacher.perplexity, default=0) > report.positions:
+        made_for = f"{report.positions:,} positions that the source was made for"
+        lines.append(f"(*) Longer than the {made_for}. There, it fails itself.")
+    lines += _recall_sentences(report, recalled) if recalled else []
+    lines.append("\n| stage | steps | tokens | minutes | highest rate | loss | before | after |")
+    lines.append("|---|---:|---:|---:|---:|---|---:|---:|")
+    for stage in report.trainings:
+        minutes = "not known" if stage.seconds is None else f"{stage.seconds / 60:.1f}"
+        figures = f"{stage.rate:.1e} | {stage.figure} | {stage.before:.3f} | {stage.after:.3f}"
+        lines.append(f"| {stage.name} | {stage.steps:,} | {stage.tokens:,} | {minutes} | {figures} |")
     if report.divergence is not None:
-        lines += ["", f"Its distributions of the next token diverge from the source's by {report.divergence:.4f} nats."]
+        lines.append(f"\nIts distributions of the next token diverge from the source's by {report.divergence:.4f} nats.")
     if report.answers:
-        lines += ["", "| prompt | source | this model |", "|---|---|---|"]
+        lines += ["\n| prompt | source | this model |", "|---|---|---|"]
         rows = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in report.answers]
         lines += [f"| {' | '.join(row)} |" for row in rows]
     for stage in report.trainings:
         if is_worse(stage.before, stage.after):
-            sentence = f"**The stage {stage.name} made the model worse**: it may need more steps, or a lower learning rate."
-            lines += ["", sentence]
+            advice = "it may need more steps, or a lower learning rate"
+            lines.append(f"\n**The stage {stage.name} made the model worse**: {advice}.")
     return "\n".join(lines) + "\n"
 
 

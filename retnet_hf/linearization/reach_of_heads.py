@@ -2,7 +2,8 @@
 """Measures of the heads of a transformer on a text: how far each head looks back, and how large its output is."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,26 +28,20 @@ def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeas
     shape, tokens = (len(layers), config.num_attention_heads), 0
     distance, squares = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
 
-    def attended(index: int) -> Any:
-        def hook(_: nn.Module, __: tuple, output: tuple[Tensor, Tensor]) -> None:
-            weights = output[1].float()  # (B, H, T, T)
-            place = torch.arange(weights.shape[-1], dtype=torch.float32, device=weights.device)
-            # In half precision, the weights of a token hardly ever sum to 1, so their sum is used.
-            distance[index] += (place * weights.sum(-1) - weights @ place).cpu().double().sum(dim=(0, 2))
+    def attended(index: int, _: nn.Module, __: tuple, output: tuple[Tensor, Tensor]) -> None:
+        weights = output[1].float()  # (B, H, T, T)
+        place = torch.arange(weights.shape[-1], dtype=torch.float32, device=weights.device)
+        # In half precision, the weights of a token hardly ever sum to 1, so their sum is used.
+        distance[index] += (place * weights.sum(-1) - weights @ place).cpu().double().sum(dim=(0, 2))
 
-        return hook
-
-    def entered(index: int) -> Any:
-        def hook(_: nn.Module, inputs: tuple[Tensor]) -> None:
-            heads = inputs[0].unflatten(-1, (shape[1], -1)).float()  # (B, T, H, V)
-            squares[index] += heads.square().mean(-1).cpu().double().sum(dim=(0, 1))
-
-        return hook
+    def entered(index: int, _: nn.Module, inputs: tuple[Tensor]) -> None:
+        heads = inputs[0].unflatten(-1, (shape[1], -1)).float()  # (B, T, H, V)
+        squares[index] += heads.square().mean(-1).cpu().double().sum(dim=(0, 1))
 
     handles = []
     for index, layer in enumerate(layers):
-        handles.append(layer.self_attn.register_forward_hook(attended(index)))
-        handles.append(layer.self_attn.o_proj.register_forward_pre_hook(entered(index)))
+        handles.append(layer.self_attn.register_forward_hook(partial(attended, index)))
+        handles.append(layer.self_attn.o_proj.register_forward_pre_hook(partial(entered, index)))
     implementation, training = source.config._attn_implementation, source.training
     source.set_attn_implementation("eager")  # only "eager" returns attention weights
     source.eval()

@@ -22,13 +22,8 @@ def associative_examples(
 ) -> tuple[Tensor, Tensor]:
     """Returns sequences of pairs of a key and a value, followed by the same pairs in another order: MQAR (arXiv 2312.04927).
 
-    Raises ValueError if there are fewer keys or values than pairs.
-
-    Args:
-        keys, values: token ids. None occurs twice in one half of a sequence.
-
-    Returns:
-        ids (B, 4 P), and labels (B, 4 P): at the keys of the second half the value that follows, elsewhere -100.
+    Keys and values are token ids, none of them twice in one half of a sequence. Returns ids (B, 4 P), and labels (B, 4 P):
+    at the keys of the second half the value that follows, elsewhere -100. Raises ValueError for fewer keys than pairs.
     """
     if min(len(keys), len(values)) < pairs:
         raise ValueError(f"there must be at least {pairs} keys and values, got {len(keys)} and {len(values)}.")
@@ -51,13 +46,8 @@ def needle_examples(
 ) -> tuple[Tensor, Tensor]:
     """Returns blocks of a text with a few random tokens (a needle) inside, and the first tokens of the needle at the end.
 
-    Raises ValueError if the vocabulary is too small.
-
-    Args:
-        stream: (tokens,) of the text, at least `length`. vocabulary: token ids.
-
-    Returns:
-        ids (B, length), and choices (B, CHOICES) for the next token. The first choice is right.
+    The text `stream` (tokens,) has at least `length` tokens. Returns ids (B, length), and choices (B, CHOICES) for the next
+    token, of which the first is right. Raises ValueError if the vocabulary is too small.
     """
     if len(vocabulary) < NEEDLE + CHOICES - 1:
         raise ValueError(f"a needle and its choices need {NEEDLE + CHOICES - 1} token ids, got {len(vocabulary)}.")

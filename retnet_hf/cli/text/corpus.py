@@ -48,14 +48,9 @@ def read_documents(
 ) -> list[str] | list[list[dict[str, str]]]:
     """Returns the documents of text files, folders, files with a document in each row, and data sets.
 
-    Rows with "messages", or "prompt" and "completion", instead of the field of a text are conversations: lists of messages.
-
-    Raises InputError for a source that is missing, empty, not UTF-8 or of a wrong format.
-
-    Args:
-        field: field of the text in a row.
-        split: part of a data set to read. subset: configuration of a data set.
-        apart_from: resolved folders, for example of a model, whose files are not read as text.
+    Rows of "messages", or "prompt" and "completion", instead of the `field` of a text are conversations, lists of messages.
+    `split` and `subset` are the part and the configuration of a data set. Files in the resolved folders `apart_from`, for
+    example of a model, are not read. Raises InputError for a source that is missing, empty, not UTF-8 or of a wrong format.
     """
     documents = list(itertools.chain(*_read(sources, field, apart_from, chats=True, split=split, subset=subset)))
     if not documents:

@@ -37,8 +37,7 @@ def checkpoints_of(folder: Path) -> list[Path]:
 class TrainingFolder:
     """The output folder of a run, its partial folder, and the rules for replacing and resuming them.
 
-    Args:
-        command: the command that started the run; no other command can resume it.
+    No other command than the one that started the run, `command`, can resume it.
     """
 
     def __init__(self, output: Path, command: str) -> None:
