@@ -144,8 +144,7 @@ def test_digits_rotate_as_integers_do_and_weights_in_float32_are_shared():
         ("vir", {"pooling": "mean", "bidirectional": True, "patch_size": [8, 4], "retention_form": "chunkwise"}),
         ("vir", {"pooling": "mean_but_first", "mirror_sequence": True, "use_per_head_projections": True}),
         ("vir", {"pooling": "last_patch", "use_retention_norm": True, "chunk_size": 4}),
-        ("rmt", {"depths": [1], "attention_types": ["decomposed"]}),
-        ("rmt", {"depths": [1], "attention_types": ["whole"]}),
+        ("rmt", {}),  # decomposed and whole attention
         ("metaformer", {"token_mixers": ["retention"]}),
         ("metaformer", {"token_mixers": ["attention"]}),
     ],
