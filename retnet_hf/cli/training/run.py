@@ -25,20 +25,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
-from transformers import (
-    AutoConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    ProgressCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
-from retnet_hf.conversion.checkpoint import read_json
 from retnet_hf.conversion.checkpoint_location import repository_of
 from retnet_hf.conversion.converted_folder import licence_of
 from retnet_hf.conversion.formats import advice_for, reason_of
@@ -386,14 +375,6 @@ class Recipe:
             return RetNetConfig(**(self.config | fields))
         except Exception as error:  # strict dataclasses wrap the errors of validators
             raise InputError(f"the configuration of the model is not valid: {reason_of(error)}") from error
-
-
-def read_config(file: Path) -> dict[str, Any]:
-    """Returns fields of RetNetConfig from a JSON file. Raises CheckpointError or InputError for anything else."""
-    fields = read_json(file, "must hold a JSON object with fields of RetNetConfig")
-    if fields.get("model_type", "retnet") != "retnet":
-        raise InputError(f'{file} describes a model of type "{fields["model_type"]}", not "retnet"')
-    return fields
 
 
 def blocks_of(tokens: np.ndarray, block_size: int) -> Tensor:
