@@ -34,7 +34,6 @@ from .programs import (
     projections,
     prompt_programs,
     shallow_copy,
-    warn_of_change,
 )
 
 
@@ -89,7 +88,6 @@ class CompiledLayer(RetNetDecoderLayer):
             return False
         if not snapshot.is_unchanged():
             self.programs, self.prompts = {}, None
-            warn_of_change()
             return False
         return True
 
@@ -107,7 +105,6 @@ class CompiledLinear(nn.Linear):
             if program.snapshot.is_unchanged():
                 return program(hidden_states)
             self.program = None
-            warn_of_change()
         return super().forward(hidden_states)
 
 

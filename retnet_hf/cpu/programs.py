@@ -59,14 +59,6 @@ TOKENS = Dim("tokens", min=2, max=2**31 - 1)
 Run = Callable[[list[Tensor]], list[Tensor]]  # a program, as a function of a flat list of its inputs
 
 
-def warn_of_change() -> None:
-    """Warns, once in a process, that weights of a fast copy have changed."""
-    logger.warning_once(
-        "weights of the fast copy were changed, moved or replaced. From now on, their layers compute without programs. "
-        "Call retnet_hf.cpu.compile again."
-    )
-
-
 class ModuleSnapshot:
     """Records the submodules and weights of a module, to detect changes. `within`: the module and all its submodules."""
 
@@ -81,8 +73,14 @@ class ModuleSnapshot:
         return [(each.data_ptr(), each.stride()) if type(each) is nn.Parameter else id(each) for each in things]
 
     def is_unchanged(self) -> bool:
-        """Returns whether all submodules are the same objects, and all weights are in the same memory."""
-        return self._marks() == self.marks
+        """Returns whether all submodules are the same objects, and all weights are in the same memory. Warns once if not."""
+        if self._marks() == self.marks:
+            return True
+        logger.warning_once(
+            "weights of the fast copy were changed, moved or replaced. From now on, their layers compute without programs. "
+            "Call retnet_hf.cpu.compile again."
+        )
+        return False
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
