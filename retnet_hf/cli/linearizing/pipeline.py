@@ -225,10 +225,7 @@ class Linearization:
         return linearization.transfer(self.teacher, kept, **options).float()
 
     def run(self) -> None:
-        """Trains the remaining stages, and moves the finished folder to its place.
-
-        Raises InputError if that is not possible; Interrupted after Ctrl-C, with a saved checkpoint.
-        """
+        """Trains the remaining stages, and moves the finished folder to its place. Raises InputError or Interrupted."""
         ranks.wait()  # until all processes have read the folder
         start, before = time.monotonic(), None
         try:
@@ -289,10 +286,7 @@ class Linearization:
         )
 
     def _divergence(self, stage: str, before: Path | None, held_out: Tensor) -> float | None:
-        """Returns the divergence of model and source, in nats, when stage 2 begins, measured once on some blocks (N, T).
-
-        Returns None if the rate of the stage does not need it.
-        """
+        """Returns the divergence of model and source in nats before stage 2, on blocks (N, T); None if not needed."""
         file = self.folder.partial / DIVERGENCE
         if self.recipe.distill_lr is not None or (stage == "long" and not file.exists()):
             return None

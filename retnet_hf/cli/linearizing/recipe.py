@@ -54,10 +54,7 @@ class KeptLayers:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All options that affect the linearized weights, except the text. A run is resumed only with the same recipe.
-
-    A stage with 0 steps is skipped. Learning rates are the highest rates of Adam.
-    """
+    """All options that affect the linearized weights, except the text. A run is resumed only with the same options."""
 
     source: str
     keep_attention: str | None = None
@@ -81,10 +78,7 @@ class Recipe:
     seed: int = 0
 
     def with_block_size(self, positions: int | None, keeps_batch: bool = True) -> "Recipe":
-        """Returns the recipe with a length of sequences; the default is several windows, within the positions of the source.
-
-        Unless `keeps_batch`, longer sequences keep about the tokens of a step.
-        """
+        """Returns the recipe with a length of sequences. Unless `keeps_batch`, longer ones keep the tokens of a step."""
         if self.block_size:
             return self
         size = min(self.open_block_size, positions or self.open_block_size)

@@ -106,10 +106,7 @@ def whole(model: PreTrainedModel, report: dict[str, Any], name: str) -> PreTrain
 
 
 def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Returns model and tokenizer of a folder or a repository of the Hub, on the accelerator if there is one.
-
-    Raises InputError if they cannot be loaded, or weights are missing.
-    """
+    """Returns model and tokenizer of a folder or a repository, on the accelerator if there is one. Raises InputError."""
     model = whole(*load(AutoModelForCausalLM, name, dtype="auto", **REPORTED), name)
     tokenizer = load_tokenizer(name)
     return model.to(device()).eval(), tokenizer

@@ -104,10 +104,7 @@ class Start:
 
 
 class Supervisor(TrainerCallback):
-    """Ends a run cleanly when its time is up, when it diverges, or after a signal.
-
-    Several processes use the longest elapsed time of any of them, and a signal that any of them has received.
-    """
+    """Ends a run when its time is up, when it diverges, or after a signal; of several processes, that of any."""
 
     def __init__(self, course: Course, rate_option: str = "--lr") -> None:
         self.course, self.rate_option = course, rate_option
@@ -219,10 +216,7 @@ class TrainingRun(TrainerCallback):
         return [entry["eval_loss"] for entry in self.log if "eval_loss" in entry]
 
     def train(self, console: Console) -> None:
-        """Trains to the end, shows the progress, and moves the finished folder to its place.
-
-        Raises InputError if the loss diverges or disk or memory is full; Interrupted after Ctrl-C, with a saved checkpoint.
-        """
+        """Trains to the end, and moves the finished folder to its place. Raises InputError or Interrupted."""
         import matplotlib  # noqa: F401  # draws the loss at the end: fails now, not after hours, if it is missing
 
         threads = f"{torch.get_num_threads()} CPU thread{'s' * (torch.get_num_threads() > 1)}"
