@@ -75,7 +75,7 @@ def load_data(name: str, *arguments: Any, **options: Any) -> Any:
 
 
 def load(auto_class: Any, name: str, what: str = "model", **options: Any) -> Any:
-    """Returns the result of `auto_class.from_pretrained`. Raises InputError for errors of the readers and the network."""
+    """Returns the result of `auto_class.from_pretrained`. Raises InputError for any error of readers or the network."""
     repository, revision = repository_of(name)
     try:  # unless trust_remote_code is False, transformers asks on stdin whether to run code, and a pipe can answer yes
         return auto_class.from_pretrained(repository, revision=revision or "main", trust_remote_code=False, **options)

@@ -78,7 +78,7 @@ class Recipe:
     seed: int = 0
 
     def with_block_size(self, positions: int | None, keeps_batch: bool = True) -> "Recipe":
-        """Returns the recipe with a length of sequences. Unless `keeps_batch`, longer ones keep the tokens of a step."""
+        """Returns the recipe with a length of sequences. Unless `keeps_batch`, long ones keep the tokens of a step."""
         if self.block_size:
             return self
         size = min(self.open_block_size, positions or self.open_block_size)

@@ -106,7 +106,7 @@ def whole(model: PreTrainedModel, report: dict[str, Any], name: str) -> PreTrain
 
 
 def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Returns model and tokenizer of a folder or a repository, on the accelerator if there is one. Raises InputError."""
+    """Returns model and tokenizer of a folder or a repository, on the accelerator if any. Raises InputError."""
     model = whole(*load(AutoModelForCausalLM, name, dtype="auto", **REPORTED), name)
     tokenizer = load_tokenizer(name)
     return model.to(device()).eval(), tokenizer
