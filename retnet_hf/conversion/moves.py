@@ -249,7 +249,7 @@ def written(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Returns the foreign state dict and `config`. They are read back: ValueError says what the format cannot express.
 
-    `plan` is the reader of the format. `moves` are the model's; if absent, those of the plan for `config` without shapes.
+    `plan` is the reader of the format. `moves` are the model's; if absent, of the plan for `config` without shapes.
     """
     ours = model.config
     try:

@@ -42,10 +42,7 @@ Model = TypeVar("Model", bound=RetNetPreTrainedModel)
 
 
 class CompiledLayer(RetNetDecoderLayer):
-    """A layer of a fast copy, with the modules and parameters of the original layer.
-
-    It is a class, since a `forward` in the layer's `__dict__` would look like a hook.
-    """
+    """A layer of a fast copy. It is a class, since a `forward` in the layer's `__dict__` would look like a hook."""
 
     programs: dict[int, LayerProgram]  # of steps, by number of sequences; empty after the weights have changed
     prompts: PromptPrograms | None  # None if there are none, or after the weights have changed

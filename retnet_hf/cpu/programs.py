@@ -149,10 +149,7 @@ class ProductStep(TracedStep):
 
 
 def twin_of(layer: nn.Module, summed: bool, sequences: int = 1) -> nn.Module | None:
-    """Returns a copy of a layer that shares all weights and computes products for one token of each sequence.
-
-    Returns None if a module is hooked, or if `product_of`, which has the same arguments, returns None for a linear layer.
-    """
+    """Returns a copy of a layer that shares all weights, with products for one token. None as in `product_of`."""
     if has_hooks(layer.modules()):  # hooks would be compiled, but the file name does not depend on them
         return None
     twin = shallow_copy(layer).eval()
@@ -185,10 +182,7 @@ class LayerProgram(Unsaved):
         self.layer_idx, self.snapshot = layer.retention.layer_idx, ModuleSnapshot(layer)
 
     def decay(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> Tensor | None:
-        """Returns the decay (1, M, 1, 1) of a step that the program can compute, or None if it cannot.
-
-        The program needs present tokens, and a state that may be overwritten.
-        """
+        """Returns the decay (1, M, 1, 1) of a step that the program can compute, in place, no gaps; else None."""
         rotate, state = plan.rotate, past.recurrent_states
         if type(plan) is not Plan or not plan.in_place or plan.kernels.step_ is not recurrent_step_:
             return None
@@ -303,10 +297,7 @@ def load(path: Path) -> Run:
 
 
 def require_private(path: Path) -> None:
-    """Raises ValueError for a folder or file of programs that another user may write to, since programs are code.
-
-    Systems without owners and modes of files, such as Windows, are not checked.
-    """
+    """Raises ValueError if another user may write to a path of programs, which are code. Needs modes of files."""
     if os.name != "posix" or not path.exists():
         return
     places = [(path, 0o022), *((parent, 0o002) for parent in path.resolve().parents)]
@@ -376,10 +367,7 @@ def layer_programs(
 
 
 def product_programs(layers: list[nn.Module], folder: Path | None) -> list[ProductProgram | None]:
-    """Returns the program of each linear layer's product, or None for a layer without a product.
-
-    Without a folder, they are products by PyTorch's kernels, where these are not the layer's own.
-    """
+    """Returns a program for each linear layer's product, or None. Without a folder, it is a faster kernel."""
     products = [product_of(layer, summed=folder is not None) for layer in layers]
     if folder is None:
         own = (product is None or product.kernel is linear for product in products)

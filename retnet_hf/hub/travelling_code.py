@@ -112,10 +112,7 @@ def import_lines(imports: set[tuple[str | None, str]]) -> list[str]:
 
 
 def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str:
-    """Returns the source of a file with these modules, in order, and with the docstring of the module `main`.
-
-    `others` maps modules in other files to the names of the files.
-    """
+    """Returns the source of a file of these modules, with the docstring of `main`. `others`: modules -> other files."""
     imports = {each for module in modules.values() for each in module.imports}
     needs = [each for module in modules.values() for each in module.needs.items() if each[0] in others]
     imports |= {(f".{others[needed]}", name) for needed, names in needs for name in names}

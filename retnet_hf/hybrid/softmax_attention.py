@@ -208,10 +208,7 @@ class AttentionPlan(OnDevice):
     def _blocks(
         self, columns: Columns, keys: Columns, sinks: Tensor | None, causal: bool, size: int, dtype: torch.dtype
     ) -> list[Block]:
-        """Returns blocks of `size` queries with the columns that they or later queries may see in any row.
-
-        `causal`: one document without gaps and without a state.
-        """
+        """Returns blocks of `size` queries and the columns they may see. `causal`: one document, no gaps, no state."""
         (window, number), length = self.reach, columns.count.shape[1]
         if self.is_flash:
             several, given = bool((keys.documents != keys.documents[:, :1]).any()), self.implementation

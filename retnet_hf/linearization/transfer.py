@@ -124,10 +124,7 @@ def softmax_config(source: PreTrainedConfig) -> RetNetHybridConfig:
 
 
 def decays_by_distance(schedule: str, distance: Tensor, decay_range: tuple[float, float], groups: int | None) -> list[float]:
-    """Returns γ of each head of a layer: the decays of a schedule, with the fastest for the head that looks back least.
-
-    `distance` (H,) is that of each head. In one of `groups`, if given, adjacent heads share a decay by mean distance.
-    """
+    """Returns γ of each head of a layer: the fastest for the head with the least `distance` (H,); equal in a group."""
     heads = len(distance)
     distance = distance.view(groups or heads, -1).mean(1)
     decays = sorted(scheduled_decays(schedule, len(distance), decay_range))

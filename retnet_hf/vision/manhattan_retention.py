@@ -118,10 +118,7 @@ def recurrent_manhattan_retention(query: Tensor, key: Tensor, value: Tensor, log
 
 
 def whole_tiles(tile_size: int | Tile | None, dtype: torch.dtype, *operands: Tensor) -> tuple[Tile, list[Tensor]]:
-    """Returns rows and columns of a tile, and query, key, value and others (B, H, Y, X, F) with zeros up to whole tiles.
-
-    Keys of zero add nothing to any token. Without `tile_size`, tiles fill the grid evenly.
-    """
+    """Returns rows and columns of a tile, and operands (B, H, Y, X, F) with zeros up to whole tiles, which add nothing."""
     height, width, key_dim = operands[0].shape[2:]
     if tile_size is None:
         side = default_tile_size(key_dim, operands[2].shape[-1])
