@@ -76,10 +76,8 @@ class ModuleSnapshot:
         """Returns whether all submodules are the same objects, and all weights are in the same memory. Warns once if not."""
         if self._marks() == self.marks:
             return True
-        logger.warning_once(
-            "weights of the fast copy were changed, moved or replaced. From now on, their layers compute without programs. "
-            "Call retnet_hf.cpu.compile again."
-        )
+        advice = "From now on, their layers compute without programs. Call retnet_hf.cpu.compile again."
+        logger.warning_once(f"weights of the fast copy were changed, moved or replaced. {advice}")
         return False
 
 
@@ -278,9 +276,8 @@ def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
                     exported = torch.export.export(step, inputs[0], dynamic_shapes=dynamic, strict=False)
                 torch._inductor.aoti_compile_and_package(exported, package_path=str(made[-1]))
             except Exception as error:
-                raise RuntimeError(
-                    f"retnet_hf.cpu.compile could not compile a program. This needs a C++ compiler: {error}"
-                ) from error
+                said = "retnet_hf.cpu.compile could not compile a program"
+                raise RuntimeError(f"{said}. This needs a C++ compiler: {error}") from error
         kept = made[-1]
         if len(made) == 2:
             flat, (first, second) = [tree_leaves(each) for each in inputs], map(load, made)

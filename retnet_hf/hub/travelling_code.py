@@ -57,9 +57,8 @@ class Module:
             names = list(map(ast.unparse, node.names)) if isinstance(node, (ast.Import, ast.ImportFrom)) else []
             module, level = getattr(node, "module", None), getattr(node, "level", 0)
             if level and at_top and (module is None or any(alias.asname for alias in node.names)):
-                raise ValueError(
-                    f"{self.heading}, line {node.lineno}: code to be saved must import names of this package without `as`."
-                )
+                needed = "code to be saved must import names of this package without `as`."
+                raise ValueError(f"{self.heading}, line {node.lineno}: {needed}")
             if level:
                 module = ".".join([*name.split(".")[:-level], module])
             if level and at_top:

@@ -346,10 +346,8 @@ class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
         super()._validate_generated_length(generation_config, input_ids_length, *args)
         most, asked = self.config.attention_max_length, generation_config.max_length - 1  # the last token is not read
         if most is not None and asked > most and "full_attention" in self.config.layer_types:
-            raise ValueError(
-                f"prompt and new tokens must be at most {most + 1} (attention_max_length and one), got {asked + 1}: "
-                "max_length or max_new_tokens limits them."
-            )
+            needed = f"at most {most + 1} (attention_max_length and one), got {asked + 1}"
+            raise ValueError(f"prompt and new tokens must be {needed}: max_length or max_new_tokens limits them.")
 
     def outputs_of(
         self, outputs: MoeModelOutputWithPast, loss: Tensor | None, logits: Tensor | None, attention_mask: Tensor | None

@@ -191,10 +191,9 @@ class AttentionPlan(OnDevice):
         keys = columns if past is None else self.reading[0]
         most = config.attention_max_length
         if most is not None and self.reach.window is None and keys.count.shape[1] > most:
-            raise ValueError(
-                f"a row must have at most {most} tokens with padding (attention_max_length), got {keys.count.shape[1]}: the "
-                "authors' model computes another attention for longer texts."
-            )
+            needed = f"at most {most} tokens with padding (attention_max_length), got {keys.count.shape[1]}"
+            reason = "the authors' model computes another attention for longer texts."
+            raise ValueError(f"a row must have {needed}: {reason}")
         causal = layout.present is None and layout.starts is None and past is None
         sinks, self.halves = keys.beginnings(self.reach.sinks) if self.reach.sinks else None, None
         self.blocks = self._blocks(columns, keys, sinks, causal, size, dtype)

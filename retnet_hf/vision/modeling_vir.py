@@ -311,9 +311,8 @@ class ViRModel(ViRPreTrainedModel):
         if self.config.bidirectional or self.config.mirror_sequence:
             raise ValueError("bidirectional and mirror_sequence must be False to read an image in bands.")
         height, width = image_size
-        patch_height, patch_width = self.config.patch_shape
+        patch_shape = patch_height, patch_width = self.config.patch_shape
         if height % patch_height or width % patch_width:
-            patch_shape = self.config.patch_shape
             raise ValueError(f"image_size must be a multiple of the patch_size {patch_shape}, got {(height, width)}.")
         self._check_mean("image_size", (height, width))
         states, top, total, patches, batch = {}, 0, 0, 0, None

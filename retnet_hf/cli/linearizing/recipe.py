@@ -43,9 +43,8 @@ class KeptLayers:
                 return cls(share=share, costliest=auto is not None)
         elif re.fullmatch(r"\d+(\s*,\s*\d+)*", text.strip()):
             return cls(layers=tuple(sorted({int(number) for number in text.split(",")})))
-        raise InputError(
-            f"--keep-attention takes layers such as 0,4,8, a share such as 25%, or auto or auto:25%, got {text!r}"
-        )
+        known = "layers such as 0,4,8, a share such as 25%, or auto or auto:25%"
+        raise InputError(f"--keep-attention takes {known}, got {text!r}")
 
     def of(self, layers: int) -> list[int]:
         """Returns the kept ones of a number of layers, as far as they are known without the source."""
