@@ -46,13 +46,10 @@ class Conversion:
     config: PreTrainedConfig
     moves: list[Move]
 
-    def empty_model(self) -> PreTrainedModel:
-        """Returns the model with parameters on the meta device and real buffers."""
-        return empty_model(self.model_class, self.config)
-
     def check(self, shapes: Mapping[str, Shape]) -> None:
         """Raises CheckpointError if a tensor of theirs or ours is missing, left over, used twice, or has a wrong shape."""
-        expected = {name: tensor.to("meta") for name, tensor in saved_tensors(self.empty_model()).items()}
+        ours = saved_tensors(empty_model(self.model_class, self.config))
+        expected = {name: tensor.to("meta") for name, tensor in ours.items()}
         used = Counter(source for move in self.moves for source in move.sources)
         for name, times in used.items():
             if name not in shapes:
@@ -98,7 +95,7 @@ class Conversion:
         Raises CheckpointError for values that are not finite, have a dtype that no model is trained in, or differ from the
         values that the configuration implies.
         """
-        model = self.empty_model()
+        model = empty_model(self.model_class, self.config)
         expected, values = saved_tensors(model), {}
         for move in self.moves:
             tensors = [theirs[name] for name in move.sources]
