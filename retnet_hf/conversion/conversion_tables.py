@@ -12,7 +12,6 @@ from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from .checkpoint import Checkpoint
 from .errors import CheckpointError, printable
 from .formats import FORMATS, OURS, format_of, plan_of, reason_of
-from .moves import empty_model
 
 
 def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
@@ -44,8 +43,7 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
         else:
             config = plan.config
             facts.add_row("convertible", f"yes, to {plan.model_class.__name__}")
-            parameters = empty_model(plan.model_class, config).parameters()
-            facts.add_row("parameters", f"{sum(parameter.numel() for parameter in parameters):,}")
+            facts.add_row("parameters", f"{sum(parameter.numel() for parameter in plan.empty_model().parameters()):,}")
     if not isinstance(config, RetNetConfig):
         return facts, None
     facts.add_row("shape", f"{config.num_hidden_layers} layers of {config.hidden_size}, vocabulary {config.vocab_size:,}")

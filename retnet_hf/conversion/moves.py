@@ -46,10 +46,13 @@ class Conversion:
     config: PreTrainedConfig
     moves: list[Move]
 
+    def empty_model(self) -> PreTrainedModel:
+        """Returns the model with parameters on the meta device and real buffers."""
+        return empty_model(self.model_class, self.config)
+
     def check(self, shapes: Mapping[str, Shape]) -> None:
         """Raises CheckpointError if a tensor of theirs or ours is missing, left over, used twice, or has a wrong shape."""
-        ours = saved_tensors(empty_model(self.model_class, self.config))
-        expected = {name: tensor.to("meta") for name, tensor in ours.items()}
+        expected = {name: tensor.to("meta") for name, tensor in saved_tensors(self.empty_model()).items()}
         used = Counter(source for move in self.moves for source in move.sources)
         for name, times in used.items():
             if name not in shapes:
@@ -95,7 +98,7 @@ class Conversion:
         Raises CheckpointError for values that are not finite, have a dtype that no model is trained in, or differ from the
         values that the configuration implies.
         """
-        model = empty_model(self.model_class, self.config)
+        model = self.empty_model()
         expected, values = saved_tensors(model), {}
         for move in self.moves:
             tensors = [theirs[name] for name in move.sources]

@@ -134,7 +134,7 @@ class Supervisor(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Makes SIGINT and SIGTERM stop the run after the current step. The second signal acts as usual in one process."""
+        """Makes SIGINT and SIGTERM stop the run after the current step. In one process, the second acts as usual."""
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def remember(number: int, frame: object) -> None:
