@@ -244,7 +244,8 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         family = "transnormer" if "linear_use_lrpe_list" in config_dict else config_dict.get("model_type", cls.model_type)
         if family not in (cls.model_type, RetNetConfig.model_type):
             advice = "Load the model with AutoModelForCausalLM or RetNetHybridForCausalLM."
-            raise ValueError(f"config.json describes a model of type {family}, which {cls.__name__} cannot read. {advice}")
+            found = f"a model of type {family}, which {cls.__name__} cannot read"
+            raise ValueError(f"config.json describes {found}. {advice}")
         if config_dict.get("attn") and not cls.is_hybrid:  # the softmax layers of a hybrid of fla
             return CONFIG_MAPPING["retnet_hybrid"].from_dict(config_dict, **kwargs)
         positions = {name: kwargs.pop(name) for name in ("max_position_embeddings",) if name in kwargs}

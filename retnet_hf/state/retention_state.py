@@ -564,9 +564,9 @@ class RetNetState(LayerStates, Cache):
             return
         may_differ = self._mark is not None or (alone and writer is not None and self.batch_size > 0)
         if may_differ and not is_of_same_weights(weights_mark(model), self.weights_mark):
-            writer = f"{type(model).__name__} with other weights, or with other active adapters"
+            other = f"{type(model).__name__} with other weights, or with other active adapters"
             advice = "If you know that it fits, save it, and load it with RetNetState.load(..., other_weights=True)."
-            raise ValueError(f"the state was computed by a {writer}. {advice}")
+            raise ValueError(f"the state was computed by a {other}. {advice}")
         self._writer = weakref.ref(model)
 
     def require_read(self, input_ids: Tensor) -> None:
