@@ -164,7 +164,6 @@ class TrainingRun(TrainerCallback):
     evaluation, and `outcome()` of the training, in rich's markup.
     """
 
-    rate_option: ClassVar[str] = "--lr"
     least_between: ClassVar[int] = 1  # minimum of the steps between evaluations, unless the user sets them
     warmup: ClassVar[float] = 0.05  # share of the steps in which the learning rate rises; at most 100 steps
 
@@ -172,6 +171,7 @@ class TrainingRun(TrainerCallback):
     model: PreTrainedModel
     training: Dataset
     evaluation: Dataset
+    rate_option: str = "--lr"
 
     def __post_init__(self) -> None:
         self.folder, self.recipe, self.checkpoint = self.start.folder, self.start.recipe, self.start.checkpoint
