@@ -294,7 +294,7 @@ def load(path: Path) -> Run:
 
 
 def require_private(path: Path) -> None:
-    """Raises ValueError if another user may write to a path of programs, which are code. Needs modes of files."""
+    """Raises ValueError if another user may write to a path of programs, which are code. Windows is not checked."""
     if os.name != "posix" or not path.exists():
         return
     places = [(path, 0o022), *((parent, 0o002) for parent in path.resolve().parents)]
@@ -362,7 +362,7 @@ def layer_programs(
 
 
 def product_programs(layers: list[nn.Module], folder: Path | None) -> list[ProductProgram | None]:
-    """Returns a program for each linear layer's product, or None. Without a folder, it is a faster kernel."""
+    """Returns a program for each linear layer's product, or None. Without a folder, it is a PyTorch kernel."""
     products = [product_of(layer, summed=folder is not None) for layer in layers]
     if folder is None:
         own = (product is None or product.kernel is linear for product in products)

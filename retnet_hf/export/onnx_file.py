@@ -122,7 +122,7 @@ def sides_of(model: PreTrainedModel, field: str) -> tuple[int, int]:
 
 
 def write_classifier(model: PreTrainedModel, file: Path, any_size: bool = False) -> None:
-    """Writes an image classifier, `pixel_values` -> `logits`, of any batch size and any number of patches."""
+    """Writes an image classifier, `pixel_values` -> `logits`, of any batch size and, if `any_size`, of any size."""
     shape, traced = {0: Dim("batch_size", min=1)}, sides_of(model, "image_size")
     if any_size:
         sides = sides_of(model, "patch_size")

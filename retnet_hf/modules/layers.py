@@ -106,12 +106,9 @@ class HeadDecay(ComputedBuffer):
         self.log_decay = nn.Buffer(self.compute(), persistent=False)
 
     def compute(self, device: torch.device | None = None) -> Tensor:
-        def units(decays: float | list) -> int | list:
-            if isinstance(decays, list):
-                return [units(decay) for decay in decays]
-            return round(max(math.log(decays), -100.0) * 2**56)
-
-        return torch.tensor(units(self.decays), dtype=torch.int64, device=device)
+        layers = self.decays if isinstance(self.decays[0], list) else [self.decays]
+        units = [[round(max(math.log(decay), -100.0) * 2**56) for decay in decays] for decays in layers]
+        return torch.tensor(units if layers is self.decays else units[0], dtype=torch.int64, device=device)
 
     def forward(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Returns ln γ, (H,) or (layers, H), in `dtype`, or in float32 if `dtype` is narrower."""

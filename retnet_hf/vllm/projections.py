@@ -31,7 +31,7 @@ MERGED = {"qkvg_proj": ("q_proj", "k_proj", "v_proj", "g_proj"), "gate_up_proj":
 
 
 class FirstPart(nn.Module):
-    """Computes several projections of the same input, of `sizes` columns each on one rank, in one `product`."""
+    """Replaces the first of several projections of one input; computes all in `product`, of `sizes` columns each."""
 
     def __init__(self, product: MergedColumnParallelLinear, sizes: list[int]) -> None:
         super().__init__()

@@ -104,7 +104,7 @@ class Start:
 
 
 class Supervisor(TrainerCallback):
-    """Ends a run when its time is up, when it diverges, or after a signal; of several processes, that of any."""
+    """Ends a run when its time is up, when it diverges, or after a signal that any of its processes has received."""
 
     def __init__(self, course: Course, rate_option: str = "--lr") -> None:
         self.course, self.rate_option = course, rate_option
