@@ -113,11 +113,6 @@ class Layout(OnDevice):
             torch._foreach_copy_(positions, [end.contiguous()] * len(positions))
             torch._foreach_add_(lengths, self.tokens)
 
-    def of_tokens(self, tokens: slice) -> "Layout":
-        """Returns the layout of some of the tokens."""
-        cut = (None if marks is None else marks[:, tokens] for marks in (self.present, self.starts))
-        return Layout(self.position[:, tokens], self.next_position[:, tokens], *cut, has_holes=self.has_holes)
-
     def reversed(self) -> "Layout":
         """Returns the layout of the reversed sequence, in which the last token of a document is the first."""
         present = None if self.present is None else self.present.flip(1)

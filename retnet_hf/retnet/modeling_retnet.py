@@ -357,9 +357,10 @@ def read_pieces(
     past, output = first_in_use(state.layers), torch.empty_like(hidden_states)
     layout = layout_of(hidden_states.shape[:2], hidden_states.device, *marks, past, **kwargs)
     for tokens in pieces:
-        part = hidden_states[:, tokens]
-        plans = model.plan(part, None, None, state, form, layout.of_tokens(tokens), **kwargs)
-        output[:, tokens] = model.read(part, plans, state, **kwargs)
+        places = (layout.position, layout.next_position, layout.present, layout.starts)
+        cut = [None if place is None else place[:, tokens] for place in places]
+        part, own = hidden_states[:, tokens], Layout(*cut, has_holes=layout.has_holes)
+        output[:, tokens] = model.read(part, model.plan(part, None, None, state, form, own, **kwargs), state, **kwargs)
     return output
 
 

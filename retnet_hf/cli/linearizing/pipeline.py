@@ -32,7 +32,6 @@ from retnet_hf.linearization.what_was_kept import SHORT, Extent, Report, Trainin
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
 
 from .. import ranks
-from ..errors import SAVED, Interrupted
 from ..interrupts import leaving_order
 from ..text.generation import Conversation, device, load_model, sampling
 from ..training.run import Start, TrainingRun, blocks_of, collate, draw_loss_curve, source_metadata, within_memory
@@ -76,7 +75,6 @@ class StageRun(TrainingRun):
 
     least_between = 32  # saving a checkpoint of a pretrained model takes as long as several steps
 
-    name: str  # align, distill or long
     place: str  # "stage 1 of 2"
     teacher: PreTrainedModel | None = None  # if the stage calls it; otherwise, distill uses a data set of stored outputs
     measured: Tensor | None = None  # blocks for comparing layers before and after alignment
@@ -141,10 +139,6 @@ class StageRun(TrainingRun):
         tokens, losses = state.num_input_tokens_seen, (self.losses[0], self.losses[-1])
         training = Training(self.name, LOSSES[self.name], state.global_step, tokens, seconds, *losses, self.recipe.lr)
         (partial / TRAINING).write_text(json.dumps(asdict(training)), encoding="utf-8")
-
-    def published(self, signal_number: int) -> None:
-        if signal_number:  # stops before the next stage
-            raise Interrupted(f"interrupted at the end of the stage {self.name}, {SAVED}", signal_number)
 
 
 @dataclass(kw_only=True)

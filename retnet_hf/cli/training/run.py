@@ -172,6 +172,7 @@ class TrainingRun(TrainerCallback):
     training: Dataset
     evaluation: Dataset
     rate_option: str = "--lr"
+    name: str | None = None  # of a stage of linearizing: align, distill or long
 
     def __post_init__(self) -> None:
         self.folder, self.recipe, self.checkpoint = self.start.folder, self.start.recipe, self.start.checkpoint
@@ -199,9 +200,6 @@ class TrainingRun(TrainerCallback):
     def specimen(self) -> tuple[str, str] | None:
         """Returns a sample of one line: an input and the model's current output. None: no sample."""
         return None
-
-    def published(self, signal_number: int) -> None:
-        """Runs when the finished folder is in its place. `signal_number` is a signal that was received, or 0."""
 
     def reloaded(self, checkpoint: Path) -> PreTrainedModel:
         """Returns the model of a checkpoint."""
@@ -266,7 +264,8 @@ class TrainingRun(TrainerCallback):
 
             ranks.of_first(end)
             [heard] = ranks.highest(supervisor.signal)
-            self.published(int(heard))
+            if heard and self.name is not None:  # stops before the next stage
+                raise Interrupted(f"interrupted at the end of the stage {self.name}, {SAVED}", int(heard))
 
     def arguments(self, **further: Any) -> TrainingArguments:
         recipe, steps = self.recipe, self.course.steps
