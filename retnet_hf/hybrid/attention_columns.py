@@ -119,14 +119,6 @@ def chosen(tensor: Tensor, dim: int, places: Tensor | None) -> Tensor:
     return tensor.take_along_dim(places.to(tensor.device).view(shape), dim)
 
 
-def excess_distance(queries: Columns, keys: Columns, distance: int) -> Tensor:
-    """Returns by how many positions queries, the last columns, are beyond `distance` from their first token, (B, T)."""
-    columns = torch.arange(keys.count.shape[1], device=keys.count.device)
-    first = torch.where(keys.beginnings(1), columns, 0).cummax(-1).values  # (B, S), first column of the same document
-    first = keys.next_position.gather(1, first)[:, -queries.count.shape[1] :]
-    return (queries.next_position - first - distance).clamp(min=0)
-
-
 class SinkRotation(OnDevice):
     """Rotates queries to their positions and, for the keys of sinks, to nearer positions: (B, H, T, K) -> (B, H, T, 2 K)."""
 

@@ -27,7 +27,6 @@ from .attention_columns import (
     SinkRotation,
     chosen,
     columns_of,
-    excess_distance,
     kept_columns,
     key_halves,
     split_keys,
@@ -198,7 +197,11 @@ class AttentionPlan(OnDevice):
         self.blocks = self._blocks(columns, keys, sinks, causal, size, dtype)
         distance = config.attention_sink_distance if self.rotate.angles is not None else None
         if sinks is not None and distance is not None:
-            excess = excess_distance(columns, keys, distance)
+            # By how many positions queries, the last columns, are beyond `distance` from their first token, (B, T).
+            place = torch.arange(keys.count.shape[1], device=keys.count.device)
+            first = torch.where(keys.beginnings(1), place, 0).cummax(-1).values  # (B, S), first column of the document
+            first = keys.next_position.gather(1, first)[:, -length:]
+            excess = (columns.next_position - first - distance).clamp(min=0)
             if needs_autograd() or bool(excess.any()):  # compilers and transforms cannot read values
                 self.rotate = SinkRotation(self.rotate, rotation(position=layout.position - excess))
                 self.halves = key_halves(sinks, dtype)
