@@ -1,10 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Usage: convert_rmt_to_hf.py INPUT OUTPUT. Reads qhfan/RMT: classification, token-label and dense releases."""
 
-import sys
-
-from retnet_hf.cli.main import main
+from retnet_hf.cli.main import convert_from
 
 
-if __name__ == "__main__":
-    sys.exit(main(["convert", *sys.argv[1:], "--from", "rmt"]))
+convert_from("rmt")

@@ -1,13 +1,15 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The public names of the package, and their registration with the Auto classes of transformers."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import transformers
-from transformers.utils import is_vision_available
+from transformers import CONFIG_MAPPING, AutoConfig
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import is_torchvision_available, is_vision_available, logging
 
 from .hub.foreign import conversion
-from .hub.model_types import register, register_image_processors
 from .hybrid.configuration_hybrid import RetNetHybridConfig
 from .hybrid.modeling_hybrid import (
     RetNetHybridForCausalLM,
@@ -98,9 +100,14 @@ except Exception as error:  # Pillow is not installed, or an installed torchvisi
 else:
     __all__ += ["MetaFormerImageProcessor", "MetaFormerImageProcessorPil", "RMTImageProcessor", "RMTImageProcessorPil"]
     __all__ += ["ViRImageProcessor", "ViRImageProcessorPil"]
-    register_image_processors(MetaFormerConfig, MetaFormerImageProcessor, MetaFormerImageProcessorPil)
-    register_image_processors(RMTConfig, RMTImageProcessor, RMTImageProcessorPil)
-    register_image_processors(ViRConfig, ViRImageProcessor, ViRImageProcessorPil)
+    # transformers 5.17 exports it only with torchvision, and a broken torchvision may be installed.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+    for _config_class in (MetaFormerConfig, RMTConfig, ViRConfig):
+        _name = _config_class.__name__.replace("Config", "ImageProcessor")  # uses Pillow without torchvision
+        _classes = {"pil": globals()[f"{_name}Pil" if is_torchvision_available() else _name]}
+        _classes |= {"torchvision": globals()[_name]} if is_torchvision_available() else {}
+        AutoImageProcessor.register(_config_class, image_processor_classes=_classes, exist_ok=True)
 
 
 def __getattr__(name: str) -> Any:
@@ -111,6 +118,30 @@ def __getattr__(name: str) -> Any:
     if name.endswith(("ImageProcessor", "ImageProcessorPil")) and "_missing" in globals():
         raise ImportError(f"{name} {_missing}")
     raise AttributeError(f"module 'retnet_hf' has no attribute {name!r}")
+
+
+def register(config_class: type[PreTrainedConfig], models: Mapping[Any, type]) -> None:
+    """Registers a configuration, and the class of models for each Auto class.
+
+    The class names are also added to the table behind each Auto class, which Trainer, pipelines, `transformers serve` and
+    lm-eval read. A configuration of another library with the same model_type is replaced, with a warning that names both.
+    """
+    model_type = config_class.model_type
+    if model_type in CONFIG_MAPPING:
+        try:
+            other = CONFIG_MAPPING[model_type]
+            other_name = f"{other.__module__}.{other.__qualname__}"
+        except Exception:  # transformers imports its configurations here, and an import may fail for many reasons
+            other_name = "a configuration of transformers"
+        logging.get_logger(__name__).warning(
+            f"The model_type {model_type!r} was registered with AutoConfig for {other_name}. "
+            f"It is registered for {config_class.__module__}.{config_class.__qualname__} from now on. "
+            "The classes of both can still be used by name."
+        )
+    AutoConfig.register(model_type, config_class, exist_ok=True)
+    for auto_class, model_class in models.items():
+        auto_class.register(config_class, model_class, exist_ok=True)  # transformers may have a model of this name
+        auto_class._model_mapping._model_mapping.setdefault(model_type, model_class.__name__)
 
 
 # Auto classes by the suffix of a model class.

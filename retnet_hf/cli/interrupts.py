@@ -30,12 +30,6 @@ def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(INTERRUPTED)
 
 
-def listen() -> None:
-    """Makes Ctrl-C end the process at once, unless the parent process ignores Ctrl-C."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, exit_at_once)
-
-
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
     """Handles these signals with `handler` inside the block, except signals that the parent process ignores."""

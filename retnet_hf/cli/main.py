@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -103,6 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if ranks.RANKS == 1 or not isinstance(error, RuntimeError) or lost is None:
             raise
         return complain("another process has ended", 1)
+
+
+def convert_from(format_name: str) -> NoReturn:
+    """Runs `retnet-hf convert` for this format with the arguments of a script in `conversion/`."""
+    sys.exit(main(["convert", *sys.argv[1:], "--from", format_name]))
 
 
 def complain(message: str, code: int) -> int:

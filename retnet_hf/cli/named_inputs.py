@@ -75,13 +75,9 @@ def load_data(name: str, *arguments: Any, **options: Any) -> Any:
 
 
 def load(auto_class: Any, name: str, what: str = "model", **options: Any) -> Any:
-    """Returns the result of `auto_class.from_pretrained`, and never runs code of the folder or repository.
-
-    Without `trust_remote_code=False`, transformers asks on stdin whether to run the code, and a pipe can answer yes.
-    Raises InputError for every error of the readers and the network.
-    """
+    """Returns the result of `auto_class.from_pretrained`. Raises InputError for any error of readers or the network."""
     repository, revision = repository_of(name)
-    try:
+    try:  # unless trust_remote_code is False, transformers asks on stdin whether to run code, and a pipe can answer yes
         return auto_class.from_pretrained(repository, revision=revision or "main", trust_remote_code=False, **options)
     except Exception as error:
         reason = f"does not hold a {what} that can be loaded: {first_line(error)}"

@@ -43,12 +43,10 @@ def shareable(batch_size: int) -> int:
 
 
 def even_share(number: int, largest: int) -> int:
-    """Returns the largest batch size up to `largest` with which all batches of all processes are full; else 1.
-
-    With other sizes, accelerate repeats some of the `number` examples, and Trainer averages batches of different sizes.
-    """
+    """Returns the largest batch size up to `largest` with which all batches of all processes are full; else 1."""
     if RANKS == 1:
         return largest
+    # With other sizes, accelerate repeats some of the examples, and Trainer averages batches of different sizes.
     return next((share for share in range(largest, 0, -1) if number % (share * RANKS) == 0), 1)
 
 

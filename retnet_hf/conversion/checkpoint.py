@@ -41,10 +41,9 @@ _HARMLESS = [
 
 
 class Checkpoint:
-    """An open checkpoint. Names, shapes and dtypes are read at once, values when they are used.
+    """An open checkpoint: a folder or a file of weights, and its config.json. Values are read when they are used.
 
-    The path is a folder with config.json and weights, or a file of weights. A config.json next to the file is read, too.
-    Raises CheckpointError if the checkpoint does not exist, is damaged, or could only be read by running code in it.
+    Raises CheckpointError if it does not exist, is damaged, or could only be read by running code in it.
     """
 
     def __init__(self, path: Path) -> None:

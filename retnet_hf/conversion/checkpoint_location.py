@@ -30,10 +30,7 @@ def require_no_adapter(folder: Path) -> None:
 
 
 def locate(source: str) -> Path:
-    """Returns the path `source`. If it does not exist, downloads the Hugging Face repository of that name and revision.
-
-    Raises CheckpointError if the repository cannot be downloaded.
-    """
+    """Returns the path, or downloads the repository of that name and revision. Raises CheckpointError if that fails."""
     path = Path(source).expanduser()
     if path.exists() or not is_repository_name(source):
         return path

@@ -15,10 +15,7 @@ from .formats import FORMATS, OURS, format_of, plan_of, reason_of
 
 
 def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
-    """Returns a table of facts about a checkpoint, and a table of the decays of its heads if it has decays.
-
-    Raises CheckpointError if its config.json cannot be used.
-    """
+    """Returns a table of facts about a checkpoint, and one of its heads' decays, if any. Raises CheckpointError."""
     format_name, config = format_of(checkpoint), None
     files, tensors, types = len(checkpoint.files), checkpoint.tensors.values(), Counter()
     size = sum(file.stat().st_size for file in checkpoint.files)

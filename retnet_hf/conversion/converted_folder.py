@@ -84,10 +84,7 @@ def write_folder(
 def write_foreign_folder(
     model: PreTrainedModel, source: Path, target: str, output: Path, licence: str | None = None, overwrite: bool = False
 ) -> None:
-    """Writes a model and its tokenizer as a folder in another format. If anything fails, `output` is unchanged.
-
-    Raises CheckpointError if nothing is written in the format, the format cannot express the model, or `output` must stay.
-    """
+    """Writes model and tokenizer in another format. `output` is unchanged if that fails, with CheckpointError."""
     writers = {name: getattr(form, f"to_{name}") for name, form in FORMATS.items() if hasattr(form, f"to_{name}")}
     if target not in writers:
         raise CheckpointError(f"a model can be written in the formats {', '.join(writers)}, not in {target}")

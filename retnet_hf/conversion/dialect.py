@@ -70,10 +70,7 @@ class Dialect:
         return modules
 
     def changes(self, config: RetNetConfig, fused: bool) -> dict[str, tuple[tuple[str, ...], Change]]:
-        """Returns the tensors with changed values: suffix of our name -> (suffixes of our tensors that it fills, change).
-
-        `fused` says whether gate and up projection are one tensor, from `is_fused`.
-        """
+        """Returns {suffix of our name: (suffixes of our tensors that it fills, change)}. `fused` is from `is_fused`."""
         found = {end: (ends, make(config)) for end, ends, make in self.changed}
         if self.interleaved and config.use_rotary:
             for end in (".retention.q_proj.weight", ".retention.k_proj.weight"):

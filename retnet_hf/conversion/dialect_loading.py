@@ -47,10 +47,7 @@ class RowConversion(ConversionOps):
 
 
 class RowConverter(WeightConverter):
-    """Converter of one foreign tensor into one or more of ours.
-
-    transformers' converter quantises only the first of our tensors. This one quantises all that the quantizer asks for.
-    """
+    """Converter of one foreign tensor into one or more of ours. transformers' own quantises only the first of them."""
 
     __slots__ = ()
 

@@ -40,10 +40,7 @@ ATTENTION = {  # keys of `attn` with their defaults, and our fields
 
 
 def hybrid_fields(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of RetNetHybridConfig for a config.json with the key `attn`.
-
-    Raises ValueError for softmax layers without a counterpart here.
-    """
+    """Returns the fields of RetNetHybridConfig for a config.json with the key `attn`. Raises ValueError."""
     stated = content["attn"] if isinstance(content["attn"], list) else [content["attn"]]
     layers = content.get("num_hidden_layers", 24)
     known = {*ATTENTION, "layers", "window_size", "qk_norm"}  # RetNet's blocks do not read qk_norm

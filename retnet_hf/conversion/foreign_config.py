@@ -16,10 +16,7 @@ ROTATION = {"partial_rotary_factor", "rope_scaling", "rope_theta"}
 
 
 class ForeignConfig(dict):
-    """A foreign config.json that records which of its fields are read. A field that is not read may change the model.
-
-    `without_effect` is a pattern of fields that do not affect a layer's output.
-    """
+    """A foreign config.json that records which fields are read. Others, but `without_effect`, may change the model."""
 
     def __init__(self, content: dict[str, Any], target_format: str, without_effect: str = "") -> None:
         super().__init__(content)

@@ -39,10 +39,7 @@ def advice_for(model_type: Any) -> str:
 
 
 def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Conversion:
-    """Returns the checked plan for a checkpoint, for the given format or else the recognised one.
-
-    Raises CheckpointError if the checkpoint cannot be converted.
-    """
+    """Returns the checked plan for a checkpoint in this format or the recognised one. Raises CheckpointError."""
     found = format_of(checkpoint) if format_name is None else format_name
     if found == OURS:
         raise CheckpointError(f"{checkpoint.path} is already a model of retnet_hf: from_pretrained loads it")

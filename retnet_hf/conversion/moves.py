@@ -247,11 +247,9 @@ def written(
     plan: Callable[[dict[str, Shape] | None, dict | None], Conversion],
     moves: list[Move] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns the foreign state dict and `config`. They are read back, to refuse what the format cannot express.
+    """Returns the foreign state dict and `config`. They are read back: ValueError says what the format cannot express.
 
-    Raises ValueError for a field of the configuration that would be read back with another meaning.
-
-    `plan` is the reader of the format. `moves` are those of the model; if absent, of the plan for `config` without shapes.
+    `plan` is the reader of the format. `moves` are the model's; if absent, of the plan for `config` without shapes.
     """
     ours = model.config
     try:

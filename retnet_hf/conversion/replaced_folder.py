@@ -41,10 +41,7 @@ def write_whole(file: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def locked(output: Path) -> Iterator[Path]:
-    """Locks a folder for other processes within the block. Yields the locked file, which is removed after the block.
-
-    Raises CheckpointError if another process holds the lock.
-    """
+    """Locks a folder for other processes within the block, and yields the locked file. Raises CheckpointError."""
     output = output.expanduser().resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
     file = output.with_name(f".{output.name}.lock")
@@ -63,10 +60,7 @@ def locked(output: Path) -> Iterator[Path]:
 
 
 def replace(output: Path, finished: Path) -> None:
-    """Replaces the folder `output` with the folder `finished`. If that fails, `output` is unchanged.
-
-    If the older folder has files that the new one does not have, it is kept as OUTPUT.old, and a line on stderr says so.
-    """
+    """Replaces the folder `output` with `finished`, or leaves it. An older one with other files becomes OUTPUT.old."""
     restore(output)
     older = output.with_name(f".{output.name}.replaced")
     shutil.rmtree(older, ignore_errors=True)
@@ -108,10 +102,7 @@ def require_apart(output: Path, sources: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def made_beside(output: Path, overwrite: bool, sources: Iterable[Path] = ()) -> Iterator[Path]:
-    """Yields an empty folder next to `output`. It replaces `output` after the block, or is deleted if the block fails.
-
-    For arguments and errors, see `claim`.
-    """
+    """Yields a folder that replaces `output` after the block, or is deleted if it fails. Arguments as in `claim`."""
     claim(output, overwrite, sources)
     output = output.expanduser().resolve()
     partial = output.with_name(f".{output.name}.converting")
@@ -125,10 +116,7 @@ def made_beside(output: Path, overwrite: bool, sources: Iterable[Path] = ()) -> 
 
 
 def claim(output: Path, overwrite: bool, sources: Iterable[Path] = ()) -> None:
-    """Raises CheckpointError if `output` holds something that may not be replaced, such as the `sources` to be read.
-
-    Paths of sources that do not exist are ignored.
-    """
+    """Raises CheckpointError if `output` holds something that may not be replaced, such as `sources` that exist."""
     output = output.expanduser().resolve()
     restore(output)
     require_apart(output, sources)

@@ -89,10 +89,7 @@ def plan_with_prefixes(
 def planned_moves(
     ours: RetNetConfig, body: str, head: str, tied_twice: bool, model_class: type[RetNetPreTrainedModel] = RetNetForCausalLM
 ) -> list[Move]:
-    """Returns all moves of the layout, from the configuration alone. `body` is the prefix of all names except `head`.
-
-    `tied_twice` says whether there is a head even if it is tied.
-    """
+    """Returns all moves of the layout. `body`: prefix of names but `head`. `tied_twice`: whether a tied head exists."""
 
     def theirs(name: str) -> str:
         return head if name == "lm_head.weight" else body + TORCHSCALE.theirs(name.removeprefix("model."), ours)

@@ -88,10 +88,7 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
 
 
 def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
-    """Returns all moves of the layout, from the configuration alone.
-
-    `body` is the prefix of all names except the classifier's, `positions` the number of rows of their table of positions.
-    """
+    """Returns all moves of the layout. `body`: prefix of all names but the classifier's. `positions`: their number."""
     moves = []
     heads = range(ours.num_attention_heads)
     for name, theirs, _ in renamed_tensors(ViRForImageClassification, ours, _RENAMINGS):

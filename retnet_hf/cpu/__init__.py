@@ -34,7 +34,6 @@ from .programs import (
     projections,
     prompt_programs,
     shallow_copy,
-    warn_of_change,
 )
 
 
@@ -43,10 +42,7 @@ Model = TypeVar("Model", bound=RetNetPreTrainedModel)
 
 
 class CompiledLayer(RetNetDecoderLayer):
-    """A layer of a fast copy, with the modules and parameters of the original layer.
-
-    It is a class, since a `forward` in the layer's `__dict__` would look like a hook.
-    """
+    """A layer of a fast copy. It is a class, since a `forward` in the layer's `__dict__` would look like a hook."""
 
     programs: dict[int, LayerProgram]  # of steps, by number of sequences; empty after the weights have changed
     prompts: PromptPrograms | None  # None if there are none, or after the weights have changed
@@ -67,9 +63,8 @@ class CompiledLayer(RetNetDecoderLayer):
         if state is None:
             return None
         if batch not in self.programs and any(self.programs.values()):
-            logger.warning_once(
-                f"retnet_hf.cpu.compile made no program for steps of {batch} sequences: add this number to batch_sizes."
-            )
+            said = f"retnet_hf.cpu.compile made no program for steps of {batch} sequences"
+            logger.warning_once(f"{said}: add this number to batch_sizes.")
         program, past = self.programs.get(batch), state.layers[self.retention.layer_idx]
         decay = None if program is None else program.decay(hidden_states, plan, past)
         if decay is None or not self.may_use(program.snapshot):
@@ -89,7 +84,6 @@ class CompiledLayer(RetNetDecoderLayer):
             return False
         if not snapshot.is_unchanged():
             self.programs, self.prompts = {}, None
-            warn_of_change()
             return False
         return True
 
@@ -107,7 +101,6 @@ class CompiledLinear(nn.Linear):
             if program.snapshot.is_unchanged():
                 return program(hidden_states)
             self.program = None
-            warn_of_change()
         return super().forward(hidden_states)
 
 
@@ -165,10 +158,9 @@ def compile(
     if not isinstance(model, RetNetPreTrainedModel):
         raise ValueError(f"retnet_hf.cpu.compile needs a model of retnet_hf, got {type(model).__name__}.")
     if model.device.type != "cpu" or model.dtype == torch.float64 or model.config.bidirectional:
-        raise ValueError(
-            "retnet_hf.cpu.compile needs a model that decodes on a CPU, in float32 or half precision, got "
-            f"device {model.device}, {model.dtype} and bidirectional={model.config.bidirectional}."
-        )
+        needed = "retnet_hf.cpu.compile needs a model that decodes on a CPU, in float32 or half precision"
+        given = f"device {model.device}, {model.dtype} and bidirectional={model.config.bidirectional}"
+        raise ValueError(f"{needed}, got {given}.")
     sizes = () if isinstance(batch_sizes, int) else tuple(dict.fromkeys(batch_sizes))
     if not sizes or min(sizes) < 1:
         raise ValueError(f"batch_sizes must be a list of one or more positive numbers of sequences, got {batch_sizes}.")
@@ -191,10 +183,8 @@ def install_steps(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], pro
     layers = [layer for layer in candidates if type(layer.mlp) is RetNetMLP]
     layers = [layer for layer in layers if getattr(layer.retention, "learned_rotation", None) is None]
     if left := len(candidates) - len(layers):
-        logger.warning(
-            f"retnet_hf.cpu.compile compiles only the products of {left} of {len(candidates)} layers of retention, since "
-            "they have experts or learned angles. PyTorch computes the rest."
-        )
+        some = f"{left} of {len(candidates)} layers of retention, since they have experts or learned angles"
+        logger.warning(f"retnet_hf.cpu.compile compiles only the products of {some}. PyTorch computes the rest.")
     of_steps = layer_programs(layers, fast.config, folder, batch_sizes)
     of_prompts = prompt_programs(list(of_steps), fast.config, folder) if prompts else {}
     if prompts and (left := len(of_steps) - len(of_prompts)):

@@ -90,10 +90,7 @@ def int4(token: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 class Product(nn.Module):
-    """Computes a linear layer, (B, 1, in) -> (B, 1, out), by a kernel of the token and operands. Some kernels need B = 1.
-
-    The operands become parameters, so that `torch.func.functional_call` can replace them.
-    """
+    """Computes a linear layer, (B, 1, in) -> (B, 1, out), by a kernel of the token and operands, its parameters."""
 
     def __init__(self, layer: nn.Linear, kernel: Callable[..., Tensor], *operands: Tensor) -> None:
         super().__init__()
@@ -127,10 +124,8 @@ def is_faster_as_vector(size: int, inputs: int, dtype: torch.dtype, threads: int
 def product_of(layer: nn.Module, summed: bool = False, sequences: int = 1) -> Product | None:
     """Returns a product that replaces a linear layer, or None if the layer is adapted, sharded, hooked or not on a CPU.
 
-    In half precision, a trial finds PyTorch's fastest kernel for each shape. Weights in int4 are packed into new memory.
-
-    `summed`: whether unquantised weights are multiplied by `sums`, for use in a program. With one token of each of several
-    `sequences`, they are multiplied as in the linear layer.
+    `summed`: whether unquantised weights are multiplied by `sums`, for use in a program. With one token of each of
+    several `sequences`, they are multiplied as in the linear layer.
     """
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu" or has_hooks(layer.modules()):
         return None

@@ -59,14 +59,6 @@ TOKENS = Dim("tokens", min=2, max=2**31 - 1)
 Run = Callable[[list[Tensor]], list[Tensor]]  # a program, as a function of a flat list of its inputs
 
 
-def warn_of_change() -> None:
-    """Warns, once in a process, that weights of a fast copy have changed."""
-    logger.warning_once(
-        "weights of the fast copy were changed, moved or replaced. From now on, their layers compute without programs. "
-        "Call retnet_hf.cpu.compile again."
-    )
-
-
 class ModuleSnapshot:
     """Records the submodules and weights of a module, to detect changes. `within`: the module and all its submodules."""
 
@@ -81,8 +73,12 @@ class ModuleSnapshot:
         return [(each.data_ptr(), each.stride()) if type(each) is nn.Parameter else id(each) for each in things]
 
     def is_unchanged(self) -> bool:
-        """Returns whether all submodules are the same objects, and all weights are in the same memory."""
-        return self._marks() == self.marks
+        """Returns whether all submodules are the same objects, and all weights are in the same memory. Warns once if not."""
+        if self._marks() == self.marks:
+            return True
+        advice = "From now on, their layers compute without programs. Call retnet_hf.cpu.compile again."
+        logger.warning_once(f"weights of the fast copy were changed, moved or replaced. {advice}")
+        return False
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
@@ -151,10 +147,7 @@ class ProductStep(TracedStep):
 
 
 def twin_of(layer: nn.Module, summed: bool, sequences: int = 1) -> nn.Module | None:
-    """Returns a copy of a layer that shares all weights and computes products for one token of each sequence.
-
-    Returns None if a module is hooked, or if `product_of`, which has the same arguments, returns None for a linear layer.
-    """
+    """Returns a copy of a layer that shares all weights, with products for one token. None as in `product_of`."""
     if has_hooks(layer.modules()):  # hooks would be compiled, but the file name does not depend on them
         return None
     twin = shallow_copy(layer).eval()
@@ -187,10 +180,7 @@ class LayerProgram(Unsaved):
         self.layer_idx, self.snapshot = layer.retention.layer_idx, ModuleSnapshot(layer)
 
     def decay(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> Tensor | None:
-        """Returns the decay (1, M, 1, 1) of a step that the program can compute, or None if it cannot.
-
-        The program needs present tokens, and a state that may be overwritten.
-        """
+        """Returns the decay (1, M, 1, 1) of a step that the program can compute, in place, no gaps; else None."""
         rotate, state = plan.rotate, past.recurrent_states
         if type(plan) is not Plan or not plan.in_place or plan.kernels.step_ is not recurrent_step_:
             return None
@@ -286,9 +276,8 @@ def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
                     exported = torch.export.export(step, inputs[0], dynamic_shapes=dynamic, strict=False)
                 torch._inductor.aoti_compile_and_package(exported, package_path=str(made[-1]))
             except Exception as error:
-                raise RuntimeError(
-                    f"retnet_hf.cpu.compile could not compile a program. This needs a C++ compiler: {error}"
-                ) from error
+                said = "retnet_hf.cpu.compile could not compile a program"
+                raise RuntimeError(f"{said}. This needs a C++ compiler: {error}") from error
         kept = made[-1]
         if len(made) == 2:
             flat, (first, second) = [tree_leaves(each) for each in inputs], map(load, made)
@@ -305,10 +294,7 @@ def load(path: Path) -> Run:
 
 
 def require_private(path: Path) -> None:
-    """Raises ValueError for a folder or file of programs that another user may write to, since programs are code.
-
-    Systems without owners and modes of files, such as Windows, are not checked.
-    """
+    """Raises ValueError if another user may write to a path of programs, which are code. Needs modes of files."""
     if os.name != "posix" or not path.exists():
         return
     places = [(path, 0o022), *((parent, 0o002) for parent in path.resolve().parents)]
@@ -378,10 +364,7 @@ def layer_programs(
 
 
 def product_programs(layers: list[nn.Module], folder: Path | None) -> list[ProductProgram | None]:
-    """Returns the program of each linear layer's product, or None for a layer without a product.
-
-    Without a folder, they are products by PyTorch's kernels, where these are not the layer's own.
-    """
+    """Returns a program for each linear layer's product, or None. Without a folder, it is a faster kernel."""
     products = [product_of(layer, summed=folder is not None) for layer in layers]
     if folder is None:
         own = (product is None or product.kernel is linear for product in products)

@@ -64,10 +64,7 @@ class ExportedRetention(SimpleNamespace):
 
 
 class ExportedAttention:
-    """The past of a layer of softmax attention: keys and values of the tokens that later tokens may see.
-
-    The columns are the sinks, followed by the last tokens that were read.
-    """
+    """The past of a layer of softmax attention: keys and values of the sinks, followed by the last tokens read."""
 
     def __init__(self, key: Tensor, value: Tensor, position: Tensor, reach: AttentionSpan, scaling: float) -> None:
         self.key, self.value, self.position, self.reach, self.scaling = key, value, position, reach, scaling

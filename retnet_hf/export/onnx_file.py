@@ -122,10 +122,7 @@ def sides_of(model: PreTrainedModel, field: str) -> tuple[int, int]:
 
 
 def write_classifier(model: PreTrainedModel, file: Path, any_size: bool = False) -> None:
-    """Writes an image classifier with the input `pixel_values`, of any batch size, and the output `logits`.
-
-    If `any_size`, height and width are dynamic too, as multiples of the sides of a patch.
-    """
+    """Writes an image classifier, `pixel_values` -> `logits`, of any batch size and any number of patches."""
     shape, traced = {0: Dim("batch_size", min=1)}, sides_of(model, "image_size")
     if any_size:
         sides = sides_of(model, "patch_size")

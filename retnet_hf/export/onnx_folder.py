@@ -107,10 +107,7 @@ def write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any_
 
 
 def genai_config(model: RetNetForCausalLM, file: str, eos_token_id: int | None = None) -> dict[str, Any]:
-    """Returns the configuration for onnxruntime-genai: path of the file, sizes of the model, and special tokens.
-
-    `eos_token_id` is that of the tokenizer, used if the model has none.
-    """
+    """Returns the configuration for onnxruntime-genai. `eos_token_id`: the tokenizer's, if the model has none."""
     config, generation = model.config, model.generation_config
     end = eos_token_id if generation.eos_token_id is None else generation.eos_token_id
     ids = {name: getattr(generation, name) for name in ("bos_token_id", "pad_token_id")}

@@ -141,10 +141,7 @@ def page_info(
 
 
 def copy_packages(folder: Path) -> None:
-    """Copies the files of all packages into a folder, each with the file that states its licence.
-
-    Raises ExportError if npm is missing, cannot fetch a package, or fetches a wrong one.
-    """
+    """Copies the files of all packages into a folder, each with the file of its licence. Raises ExportError."""
     folder.mkdir(parents=True)
     for name, package in PACKAGES.items():
         plain = name.removeprefix("@").replace("/", "-").replace("@", "-")

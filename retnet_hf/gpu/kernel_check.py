@@ -79,10 +79,7 @@ def trusted(
 def difference(
     kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, parts: tuple[str, ...]
 ) -> str | None:
-    """Returns a description of the difference between the kernels and PyTorch's operations in float64; None if they agree.
-
-    The CPU computes in float64 while the kernels compile.
-    """
+    """Returns how kernels differ from PyTorch in float64, computed while they compile; None if they agree."""
     with torch.set_grad_enabled("gradients" in parts):
         samples = [Sample(dtype, sizes, part) for part in parts]
         with kernels.compiled_together():

@@ -50,10 +50,7 @@ def chunks_triton(
 
 
 class SplitRetention(torch.autograd.Function):
-    """Computes retention of stacked segments, as `SplitChunks`. Saves the operands and the states before the segments.
-
-    `exchange` is a `retention_split.Exchange`.
-    """
+    """Retention of stacked segments, as `SplitChunks`, with a `retention_split.Exchange` of states."""
 
     @staticmethod
     def forward(ctx, query, key, value, initial_state, log_decay, mask, reset, chunk_size, exchange, with_final):

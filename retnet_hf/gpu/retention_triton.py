@@ -99,12 +99,9 @@ def step_tiles(key_dim: int, value_dim: int) -> dict[str, int]:
 
 
 def segments_of(programs: int, chunks: int, processors: int) -> int:
-    """Returns how many segments of the sequence compute states in parallel.
-
-    Several segments cost a second pass, so they are used only if there are at least 4, of at least 4 chunks each.
-    """
+    """Returns how many segments of the sequence compute states in parallel: 1, or at least 4 of 4 chunks each."""
     segments = min(processors // programs, chunks // 4)
-    return segments if segments >= 4 else 1
+    return segments if segments >= 4 else 1  # several cost a second pass
 
 
 @triton.jit
@@ -710,10 +707,7 @@ def _shape_of_step(query, key, value, decay, write_mask, state):
 def recurrent_step_triton_(
     query: Tensor, key: Tensor, value: Tensor, state: Tensor | None, decay: StepDecay
 ) -> tuple[Tensor, Tensor]:
-    """Computes `recurrent_step_` in one launch, with its arguments and results.
-
-    PyTorch computes the step if gradients are recorded, there is no state, or the state's rows are not dense in memory.
-    """
+    """Computes `recurrent_step_` in one launch. PyTorch computes recorded steps, and those without a dense state."""
     operands = [query, key, value] if state is None else [query, key, value, state]
     recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands)
     if state is None or state.stride(-1) != 1 or recorded or not runs_on(query.device):

@@ -1,2 +1,2 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Exchange with the Hub: model cards, saved code, registration with the Auto classes, foreign checkpoints."""
+"""Exchange with the Hub: model cards, saved code, loading, foreign checkpoints."""

@@ -16,10 +16,7 @@ class SharedLoading:
 
     @staticmethod
     def _load_pretrained_model(model: PreTrainedModel, state_dict, checkpoint_files, load_config, *args, **kwargs):
-        """Loads weights as transformers does. If their names are not ours, `dialect_loading` of conversion loads them.
-
-        Raises ValueError if the ranks of tensor parallelism cannot share the heads equally.
-        """
+        """Loads weights as transformers does, other names by `dialect_loading`. Raises ValueError for uneven heads."""
         mesh = getattr(load_config, "device_mesh", None)
         if mesh is not None and "tp" in (mesh.mesh_dim_names or ["tp"]):  # a mesh without names has one dimension
             mesh = mesh["tp"] if mesh.mesh_dim_names else mesh

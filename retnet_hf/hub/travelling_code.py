@@ -57,9 +57,8 @@ class Module:
             names = list(map(ast.unparse, node.names)) if isinstance(node, (ast.Import, ast.ImportFrom)) else []
             module, level = getattr(node, "module", None), getattr(node, "level", 0)
             if level and at_top and (module is None or any(alias.asname for alias in node.names)):
-                raise ValueError(
-                    f"{self.heading}, line {node.lineno}: code to be saved must import names of this package without `as`."
-                )
+                needed = "code to be saved must import names of this package without `as`."
+                raise ValueError(f"{self.heading}, line {node.lineno}: {needed}")
             if level:
                 module = ".".join([*name.split(".")[:-level], module])
             if level and at_top:
@@ -112,10 +111,7 @@ def import_lines(imports: set[tuple[str | None, str]]) -> list[str]:
 
 
 def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str:
-    """Returns the source of a file with these modules, in order, and with the docstring of the module `main`.
-
-    `others` maps modules in other files to the names of the files.
-    """
+    """Returns the source of a file of these modules, with the docstring of `main`. `others`: modules -> other files."""
     imports = {each for module in modules.values() for each in module.imports}
     needs = [each for module in modules.values() for each in module.needs.items() if each[0] in others]
     imports |= {(f".{others[needed]}", name) for needed, names in needs for name in names}

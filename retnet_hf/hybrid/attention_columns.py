@@ -78,12 +78,10 @@ def columns_of(layout: Layout, batch: int, past: Columns | None) -> Columns:
 
 
 def visible(queries: Columns, keys: Columns, window: int | None = None, sinks: Tensor | None = None) -> Tensor:
-    """Returns which keys each query sees, (B, 1, T, S) bool, in a window and the `sinks` (B, S) of its document.
-
-    An absent query sees absent keys, so that its output is finite.
-    """
+    """Returns which keys each query sees, (B, 1, T, S) bool: in a window, and `sinks` (B, S) of its document."""
     last, count = queries.count[:, :, None], keys.count[:, None, :]
-    seen = (queries.document[:, :, None] == keys.document[:, None, :]) & (count <= last)  # (B, T, S)
+    # (B, T, S); an absent query sees absent keys, so that its output is finite
+    seen = (queries.document[:, :, None] == keys.document[:, None, :]) & (count <= last)
     if window is not None:
         near = count > last - window
         seen = seen & (near if sinks is None else near | sinks[:, None])
@@ -125,10 +123,7 @@ def chosen(tensor: Tensor, dim: int, places: Tensor | None) -> Tensor:
 
 
 def excess_distance(queries: Columns, keys: Columns, distance: int) -> Tensor:
-    """Returns by how many positions each query is beyond `distance` from the first token of its document, (B, T) int64.
-
-    The queries are the last columns of the keys.
-    """
+    """Returns by how many positions queries, the last columns, are beyond `distance` from their first token, (B, T)."""
     columns = torch.arange(keys.count.shape[1], device=keys.count.device)
     first = torch.where(keys.beginnings(1), columns, 0).cummax(-1).values  # (B, S), first column of the same document
     first = keys.next_position.gather(1, first)[:, -queries.count.shape[1] :]

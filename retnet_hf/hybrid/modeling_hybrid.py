@@ -2,7 +2,9 @@
 """RetNetHybrid: a RetNet in which layers may have softmax attention, experts, or the norms and rotations of other families.
 
 It differs from the model in `modeling_retnet.py` in the branches of a layer, and in additional plans for layers of softmax
-attention.
+attention. Modules of some families have separate parameters for each head.
+
+Shapes in comments: B batch, T tokens, H heads, K key size, V value size.
 """
 
 import copy
@@ -22,8 +24,8 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import OutputRecorder
 
-from ..modules.layers import RetNetRMSNorm, init_by_inputs
-from ..ops.gradients import gated
+from ..modules.layers import RetNetRMSNorm, has_hooks, init_by_inputs, projection
+from ..ops.gradients import gated, rms_norm
 from ..ops.plan import HALF_PRECISION, Plan, Rotation
 from ..retnet.modeling_retnet import (
     RetNetDecoderLayer,
@@ -42,9 +44,51 @@ from ..retnet.modeling_retnet import (
 from ..state.retention_state import first_in_use
 from .configuration_hybrid import RetNetHybridConfig
 from .experts import Experts, MixtureOfExperts, Router
-from .head_modules import GroupRMSNorm, LearnedRotation
-from .latent_attention import RetNetLatentAttention
 from .softmax_attention import AttentionOfState, AttentionPlan
+
+
+class ModuleOfHeads(nn.Module):
+    """A module that holds the parameters of all heads, and computes with the parameters of this rank's heads."""
+
+    rank_share: tuple[int, int] = (0, 1)  # rank and number of ranks that share the heads under tensor parallelism
+
+    def own(self, numbers: Tensor) -> Tensor:  # of a parameter (H, …) or (H V)
+        rank, ranks = self.rank_share
+        return numbers.chunk(ranks)[rank]
+
+
+class GroupRMSNorm(ModuleOfHeads):
+    """RMS norm over groups of consecutive heads, in the dtype of its input, with a weight for each element."""
+
+    def __init__(self, groups: int, size: int, eps: float, affine: bool) -> None:
+        super().__init__()
+        self.groups, self.eps = groups, eps
+        self.weight = nn.Parameter(torch.ones(size)) if affine else None
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Returns the normalised output (B, H, T, V) of this rank's heads."""
+        groups, heads = self.groups // self.rank_share[1], hidden_states.shape[1]
+        rows = hidden_states.transpose(1, 2).flatten(2)  # (B, T, H V)
+        rows = rms_norm(rows.unflatten(-1, (groups, -1)), None, self.eps).flatten(2)
+        rows = rows if self.weight is None else rows * self.own(self.weight).to(rows.dtype)
+        return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+class LearnedRotation(ModuleOfHeads):
+    """Learned positions of queries and keys: (x cos θt, x sin θt), with an angle θ for each element of each head.
+
+    This rotates the pairs (x, 0). A score is Σ q_i k_i cos θ_i (n - m). The vectors become twice as long.
+    """
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.angle = nn.Parameter(torch.zeros(heads, head_dim))
+
+    def forward(self, vectors: Tensor, position: Tensor) -> Tensor:
+        """Returns (B, H, T, 2 K), float32 or wider, from this rank's heads (B, H, T, K) and positions (B|1, T)."""
+        wide = torch.promote_types(vectors.dtype, torch.float32)
+        angle = position[:, None, :, None] * self.own(self.angle)[:, None].to(wide)  # (B|1, H, T, K)
+        return torch.cat([vectors * angle.cos(), vectors * angle.sin()], dim=-1)
 
 
 class RetNetHybridRetention(RetNetRetention):
@@ -87,6 +131,68 @@ class RetNetAttention(RetNetTokenMixer):
         output = output.flatten(2)
         output = output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn)
         return self.o_proj(output), weights
+
+
+class RetNetLatentAttention(nn.Module):
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1), in its absorbed form.
+
+    All heads share one latent vector (R) and one rotated key (P) of each token. The keys and values of a head are linear
+    functions of the latent vector. Here the first function is applied to the queries and the second one to the output, so
+    that keys and values are not computed, and the state stores R + P numbers per token.
+
+    Shapes in comments: B batch, T tokens, H heads, N and P sizes of a query without and with rotation, R size of the latent
+    vector, V value size.
+    """
+
+    is_causal = True
+
+    def __init__(self, config: RetNetHybridConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx, self.num_heads = layer_idx, config.num_attention_heads
+        self.num_key_value_groups = self.num_heads  # all heads read one key
+        self.rank, self.sizes = config.kv_lora_rank, (config.qk_nope_head_dim, config.qk_rope_head_dim)
+        hidden, rank, size = config.hidden_size, self.rank, sum(self.sizes)
+        self.q_proj = self.q_a_proj = self.q_a_norm = self.q_b_proj = None
+        if config.q_lora_rank is None:
+            self.q_proj = projection(hidden, self.num_heads * size, on_value_path=False)
+        else:
+            self.q_a_proj = projection(hidden, config.q_lora_rank, on_value_path=False)
+            self.q_a_norm = RetNetRMSNorm(config.q_lora_rank, config.rms_norm_eps)
+            self.q_b_proj = projection(config.q_lora_rank, self.num_heads * size, on_value_path=False)
+        self.kv_a_proj = projection(hidden, rank + config.qk_rope_head_dim)
+        self.kv_a_norm = RetNetRMSNorm(rank, config.rms_norm_eps)
+        self.kv_b_proj = projection(rank, self.num_heads * (config.qk_nope_head_dim + config.v_head_dim))
+        self.o_proj = projection(self.num_heads * config.v_head_dim, hidden)
+
+    def forward(
+        self, hidden_states: Tensor, plan: AttentionPlan, state: Cache | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the mixed tokens (B, T, D), and the weights (B, H, T, S) if the implementation returns them."""
+        if plan.is_flash:
+            raise ValueError(f"attn_implementation must be sdpa or eager for latent attention, got {plan.implementation!r}.")
+        past = None if state is None else state.layers[self.layer_idx]
+        if self.q_proj is not None:
+            query = self.q_proj(hidden_states)
+        else:
+            query = self.q_b_proj(self.q_a_norm(self.q_a_proj(hidden_states)))
+        query = query.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, T, N + P)
+        plain, turning = query.split(self.sizes, dim=-1)
+        latent, key = self.kv_a_proj(hidden_states)[:, None].split([self.rank, self.sizes[1]], dim=-1)
+        latent = self.kv_a_norm(latent)  # (B, 1, T, R)
+        turning, key = plan.rotate(turning, key)
+
+        linear = self.kv_b_proj
+        if type(linear) is nn.Linear and type(linear.weight) is nn.Parameter and not has_hooks([linear]):
+            of_heads = linear.weight.to(latent.dtype)
+        else:  # quantised, offloaded, hooked, or with an adapter
+            of_heads = linear(torch.eye(self.rank, dtype=latent.dtype, device=latent.device)).T
+        of_heads = of_heads.unflatten(0, (self.num_heads, -1))  # (H, N + V, R)
+        of_keys, of_values = of_heads[:, : self.sizes[0]], of_heads[:, self.sizes[0] :]
+        query = torch.cat([plain @ of_keys, turning.to(plain.dtype)], dim=-1)  # (B, H, T, R + P)
+        key = torch.cat([latent, key.to(latent.dtype)], dim=-1)  # (B, 1, T, R + P)
+        output, weights = plan.attend(self, query, key, self.rank, past, scaling=sum(self.sizes) ** -0.5, **kwargs)
+        output = output.transpose(1, 2) @ of_values.mT  # (B, H, T, V)
+        return self.o_proj(output.transpose(1, 2).flatten(2)), weights
 
 
 @use_experts_implementation
@@ -240,10 +346,8 @@ class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
         super()._validate_generated_length(generation_config, input_ids_length, *args)
         most, asked = self.config.attention_max_length, generation_config.max_length - 1  # the last token is not read
         if most is not None and asked > most and "full_attention" in self.config.layer_types:
-            raise ValueError(
-                f"prompt and new tokens must be at most {most + 1} (attention_max_length and one), got {asked + 1}: "
-                "max_length or max_new_tokens limits them."
-            )
+            needed = f"at most {most + 1} (attention_max_length and one), got {asked + 1}"
+            raise ValueError(f"prompt and new tokens must be {needed}: max_length or max_new_tokens limits them.")
 
     def outputs_of(
         self, outputs: MoeModelOutputWithPast, loss: Tensor | None, logits: Tensor | None, attention_mask: Tensor | None

@@ -191,10 +191,9 @@ class AttentionPlan(OnDevice):
         keys = columns if past is None else self.reading[0]
         most = config.attention_max_length
         if most is not None and self.reach.window is None and keys.count.shape[1] > most:
-            raise ValueError(
-                f"a row must have at most {most} tokens with padding (attention_max_length), got {keys.count.shape[1]}: the "
-                "authors' model computes another attention for longer texts."
-            )
+            needed = f"at most {most} tokens with padding (attention_max_length), got {keys.count.shape[1]}"
+            reason = "the authors' model computes another attention for longer texts."
+            raise ValueError(f"a row must have {needed}: {reason}")
         causal = layout.present is None and layout.starts is None and past is None
         sinks, self.halves = keys.beginnings(self.reach.sinks) if self.reach.sinks else None, None
         self.blocks = self._blocks(columns, keys, sinks, causal, size, dtype)
@@ -208,10 +207,7 @@ class AttentionPlan(OnDevice):
     def _blocks(
         self, columns: Columns, keys: Columns, sinks: Tensor | None, causal: bool, size: int, dtype: torch.dtype
     ) -> list[Block]:
-        """Returns blocks of `size` queries with the columns that they or later queries may see in any row.
-
-        `causal`: one document without gaps and without a state.
-        """
+        """Returns blocks of `size` queries and the columns they may see. `causal`: one document, no gaps, no state."""
         (window, number), length = self.reach, columns.count.shape[1]
         if self.is_flash:
             several, given = bool((keys.documents != keys.documents[:, :1]).any()), self.implementation

@@ -11,5 +11,4 @@ from .alignment import AlignmentTrainer, LayersBefore, align, prepare_for_alignm
 from .distillation import DistillationTrainer, StoredTeacher, divergence_from, prepare_for_distillation, store_teacher
 from .gguf import gguf_file, unpacked
 from .kept_layers import costliest_layers, layer_costs, spread_layers
-from .reach_of_heads import HeadMeasures, measure_heads
-from .transfer import SOURCES, SourceError, linearized_config, softmax_config, transfer
+from .transfer import SOURCES, HeadMeasures, SourceError, linearized_config, measure_heads, softmax_config, transfer

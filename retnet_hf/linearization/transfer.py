@@ -2,7 +2,9 @@
 """Transfer of a transformer's weights to a RetNet: exact in layers that keep softmax attention, a start in other layers."""
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -14,8 +16,6 @@ from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNe
 from retnet_hf.arguments.checks import scheduled_decays
 from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.retnet.configuration_retnet import OF_HYBRIDS
-
-from .reach_of_heads import HeadMeasures
 
 
 NAMES = {"input_layernorm": "retention_norm", "post_attention_layernorm": "mlp_norm"}
@@ -30,6 +30,55 @@ SOURCES: dict[str, dict[str, bool]] = {
 
 class SourceError(CheckpointError):
     """Raised for a model that cannot be linearized. The message is a sentence."""
+
+
+class HeadMeasures(NamedTuple):
+    """Measures of each layer and head, (layers, H) float64."""
+
+    distance: Tensor  # mean distance, in tokens, to the tokens that a token attends to, weighted by attention
+    rms: Tensor  # root mean square of the head's output
+
+
+@torch.no_grad()
+def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeasures:
+    """Measures the heads on blocks of token ids, (B, T) each, with one layer's attention weights in memory at a time.
+
+    Raises:
+        ValueError: if there is no block.
+    """
+    config, layers = source.config, source.model.layers
+    shape, tokens = (len(layers), config.num_attention_heads), 0
+    distance, squares = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
+
+    def attended(index: int, _: nn.Module, __: tuple, output: tuple[Tensor, Tensor]) -> None:
+        weights = output[1].float()  # (B, H, T, T)
+        place = torch.arange(weights.shape[-1], dtype=torch.float32, device=weights.device)
+        # In half precision, the weights of a token hardly ever sum to 1, so their sum is used.
+        distance[index] += (place * weights.sum(-1) - weights @ place).cpu().double().sum(dim=(0, 2))
+
+    def entered(index: int, _: nn.Module, inputs: tuple[Tensor]) -> None:
+        heads = inputs[0].unflatten(-1, (shape[1], -1)).float()  # (B, T, H, V)
+        squares[index] += heads.square().mean(-1).cpu().double().sum(dim=(0, 1))
+
+    handles = []
+    for index, layer in enumerate(layers):
+        handles.append(layer.self_attn.register_forward_hook(partial(attended, index)))
+        handles.append(layer.self_attn.o_proj.register_forward_pre_hook(partial(entered, index)))
+    implementation, training = source.config._attn_implementation, source.training
+    source.set_attn_implementation("eager")  # only "eager" returns attention weights
+    source.eval()
+    try:
+        for ids in blocks:
+            tokens += ids.numel()
+            source.model(ids.to(source.device), use_cache=False)
+    finally:
+        source.set_attn_implementation(implementation)
+        source.train(training)
+        for handle in handles:
+            handle.remove()
+    if not tokens:
+        raise ValueError("blocks must hold at least one block of tokens.")
+    return HeadMeasures(distance / tokens, (squares / tokens).sqrt())
 
 
 def softmax_config(source: PreTrainedConfig) -> RetNetHybridConfig:
@@ -75,10 +124,7 @@ def softmax_config(source: PreTrainedConfig) -> RetNetHybridConfig:
 
 
 def decays_by_distance(schedule: str, distance: Tensor, decay_range: tuple[float, float], groups: int | None) -> list[float]:
-    """Returns γ of each head of a layer: the decays of a schedule, with the fastest for the head that looks back least.
-
-    `distance` (H,) is that of each head. In one of `groups`, if given, adjacent heads share a decay by mean distance.
-    """
+    """Returns γ of each head of a layer: the fastest for the head with the least `distance` (H,); equal in a group."""
     heads = len(distance)
     distance = distance.view(groups or heads, -1).mean(1)
     decays = sorted(scheduled_decays(schedule, len(distance), decay_range))

@@ -26,13 +26,7 @@ from torch.nn.functional import pad
 
 from .layout import Layout, OnDevice, documents_of_present, layout_of
 from .plan import Plan
-from .retention_forms import (
-    Chunks,
-    block_gradients,
-    decay_tables,
-    empty_output,
-    without_autocast,
-)
+from .retention_forms import Chunks, block_gradients, decay_tables, empty_output, without_autocast
 
 
 ORDERS = ("contiguous", "head_to_tail")
@@ -185,13 +179,7 @@ class SplitLayout(Layout):
     in_parts = True
 
     def __init__(
-        self,
-        layout: Layout,
-        context: Context,
-        before: Tensor,
-        documents: Tensor,
-        end: Tensor,
-        tokens: int,
+        self, layout: Layout, context: Context, before: Tensor, documents: Tensor, end: Tensor, tokens: int
     ) -> None:
         vars(self).update(vars(layout))
         self.context, self.before, self.documents = context, before, documents

@@ -128,10 +128,8 @@ class TokenStreams(IterableDataset):
         streams = batch_size * processes
         length = len(tokens) // streams // segment_length
         if length < 1:
-            raise ValueError(
-                f"len(tokens) must be at least batch_size * processes * segment_length = {streams * segment_length}, "
-                f"got {len(tokens)}."
-            )
+            needed = f"batch_size * processes * segment_length = {streams * segment_length}"
+            raise ValueError(f"len(tokens) must be at least {needed}, got {len(tokens)}.")
         self.batch_size = batch_size
         self.streams = tokens[: streams * length * segment_length].view(streams, length, segment_length)  # (B, segments, T)
 
@@ -175,10 +173,9 @@ class CarryState(TrainerCallback):
             raise ValueError(f"CarryState needs a train_dataset of type TokenStreams, got {type(dataset).__name__}.")
         batch_size, streams = args.train_batch_size, dataset.streams.shape[0]
         if dataset.batch_size != batch_size or streams != batch_size * args.world_size:
-            raise ValueError(
-                f"TokenStreams was made for batch_size {dataset.batch_size} and {streams // dataset.batch_size} processes, "
-                f"but the Trainer runs with {batch_size} and {args.world_size}. Create it with the Trainer's numbers."
-            )
+            made_for = f"batch_size {dataset.batch_size} and {streams // dataset.batch_size} processes"
+            given = f"{batch_size} and {args.world_size}. Create it with the Trainer's numbers."
+            raise ValueError(f"TokenStreams was made for {made_for}, but the Trainer runs with {given}")
         self.on_step_end()
         first = args.process_index * batch_size
         self.state, self._own = None, dataset.streams[first : first + batch_size]

@@ -58,10 +58,8 @@ class RetentionImageProcessing(SavedWithCode):
     def _standardize_kwargs(self, size=None, crop_pct: float | None = None, **kwargs) -> dict:
         kwargs = super()._standardize_kwargs(size=size, **kwargs)
         if size is not None and not all(side and side > 0 for side in (kwargs["size"].height, kwargs["size"].width)):
-            raise ValueError(
-                'size must be the size of the output, {"height": …, "width": …} or one positive number for both, '
-                f"got {size!r}."
-            )
+            needed = 'the size of the output, {"height": …, "width": …} or one positive number for both'
+            raise ValueError(f"size must be {needed}, got {size!r}.")
         if crop_pct is not None and not 0 < crop_pct <= 1:
             raise ValueError(f"crop_pct must be in (0, 1], or None for no crop, got {crop_pct!r}.")
         return kwargs | {"crop_pct": crop_pct}

@@ -118,10 +118,7 @@ def recurrent_manhattan_retention(query: Tensor, key: Tensor, value: Tensor, log
 
 
 def whole_tiles(tile_size: int | Tile | None, dtype: torch.dtype, *operands: Tensor) -> tuple[Tile, list[Tensor]]:
-    """Returns rows and columns of a tile, and query, key, value and others (B, H, Y, X, F) with zeros up to whole tiles.
-
-    Keys of zero add nothing to any token. Without `tile_size`, tiles fill the grid evenly.
-    """
+    """Returns rows and columns of a tile, and operands (B, H, Y, X, F) with zeros up to whole tiles, which add nothing."""
     height, width, key_dim = operands[0].shape[2:]
     if tile_size is None:
         side = default_tile_size(key_dim, operands[2].shape[-1])
@@ -258,10 +255,9 @@ def manhattan_retention(
         ValueError: for an unknown form, or shapes that do not fit each other.
     """
     if query.dim() != 5 or key.shape != query.shape or value.shape[:-1] != query.shape[:-1]:
-        raise ValueError(
-            "query and key must be (batch, heads, rows, columns, key size), and value the same with its own last size, "
-            f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
-        )
+        shapes, given = "(batch, heads, rows, columns, key size)", [tuple(each.shape) for each in (query, key, value)]
+        needed = f"query and key must be {shapes}, and value the same with its own last size"
+        raise ValueError(f"{needed}, got {given[0]}, {given[1]} and {given[2]}.")
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
     if form == "auto":

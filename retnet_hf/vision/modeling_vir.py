@@ -256,20 +256,16 @@ class ViRModel(ViRPreTrainedModel):
         image_shape = tuple(pixel_values.shape[2:])
         self._check_mean("pixel_values", image_shape)
         if not interpolate_pos_encoding and image_shape != self.config.image_shape:
-            raise ValueError(
-                f"pixel_values must be of height and width {self.config.image_shape}, the image_size of the configuration, "
-                f"got {image_shape}. Pass interpolate_pos_encoding=True for other sizes."
-            )
+            needed = f"{self.config.image_shape}, the image_size of the configuration, got {image_shape}"
+            advice = "Pass interpolate_pos_encoding=True for other sizes."
+            raise ValueError(f"pixel_values must be of height and width {needed}. {advice}")
         if bool_masked_pos is not None and self.embeddings.mask_token is None:
-            raise ValueError(
-                "bool_masked_pos must be None in a model without a mask token. Create the model with use_mask_token=True."
-            )
+            advice = "Create the model with use_mask_token=True."
+            raise ValueError(f"bool_masked_pos must be None in a model without a mask token. {advice}")
         mask_shape = (pixel_values.shape[0], math.prod(self.config.grid_of(image_shape)))
         if bool_masked_pos is not None and bool_masked_pos.shape != mask_shape:
-            raise ValueError(
-                f"bool_masked_pos must be of shape (batch, patches), {mask_shape} for these images, "
-                f"got {tuple(bool_masked_pos.shape)}."
-            )
+            needed = f"(batch, patches), {mask_shape} for these images"
+            raise ValueError(f"bool_masked_pos must be of shape {needed}, got {tuple(bool_masked_pos.shape)}.")
         # No variable holds the embeddings, so that they are freed after the first block.
         hidden_states = self._read(self.embeddings(pixel_values, image_shape, 0, bool_masked_pos), retention_form, kwargs)
         tokens = self.norm(hidden_states)
@@ -315,11 +311,9 @@ class ViRModel(ViRPreTrainedModel):
         if self.config.bidirectional or self.config.mirror_sequence:
             raise ValueError("bidirectional and mirror_sequence must be False to read an image in bands.")
         height, width = image_size
-        patch_height, patch_width = self.config.patch_shape
+        patch_shape = patch_height, patch_width = self.config.patch_shape
         if height % patch_height or width % patch_width:
-            raise ValueError(
-                f"image_size must be a multiple of the patch_size {self.config.patch_shape}, got {(height, width)}."
-            )
+            raise ValueError(f"image_size must be a multiple of the patch_size {patch_shape}, got {(height, width)}.")
         self._check_mean("image_size", (height, width))
         states, top, total, patches, batch = {}, 0, 0, 0, None
         for band in bands:
@@ -328,10 +322,8 @@ class ViRModel(ViRPreTrainedModel):
                 raise ValueError(f"bands must all have the same batch size, got {len(band)} images after bands of {batch}.")
             batch = len(band)
             if band.shape[3] != width or top + band.shape[2] > height:
-                raise ValueError(
-                    f"bands must fill an image of height and width {(height, width)}, got one of {tuple(band.shape[2:])} "
-                    f"after {top} rows of pixels."
-                )
+                given = f"{tuple(band.shape[2:])} after {top} rows of pixels"
+                raise ValueError(f"bands must fill an image of height and width {(height, width)}, got one of {given}.")
             hidden_states = self.embeddings(band, (height, width), first_row=top // patch_height)
             hidden_states = self._read(hidden_states, retention_form, {"output_attentions": False}, states)
             tokens, pooled = self.norm(hidden_states), None
@@ -350,10 +342,8 @@ class ViRModel(ViRPreTrainedModel):
         check_pixel_values(pixel_values, self.config.num_channels)
         patch_shape = self.config.patch_shape
         if any(size % patch or size == 0 for size, patch in zip(pixel_values.shape[2:], patch_shape)):
-            raise ValueError(
-                f"pixel_values must have a height and width that the patch_size {patch_shape} divides, "
-                f"got {tuple(pixel_values.shape[2:])}."
-            )
+            needed, given = f"that the patch_size {patch_shape} divides", tuple(pixel_values.shape[2:])
+            raise ValueError(f"pixel_values must have a height and width {needed}, got {given}.")
 
     def _check_mean(self, argument: str, image_shape: tuple[int, int]) -> None:
         config = self.config

@@ -81,10 +81,8 @@ def check_pixel_values(pixel_values: Tensor | None, num_channels: int) -> None:
     if pixel_values is None:
         raise ValueError("You have to specify pixel_values.")
     if pixel_values.dim() != 4 or pixel_values.shape[1] != num_channels:
-        raise ValueError(
-            f"pixel_values must be of shape (batch, {num_channels}, height, width), since {num_channels} is num_channels "
-            f"of the configuration, got {tuple(pixel_values.shape)}."
-        )
+        needed = f"(batch, {num_channels}, height, width), since {num_channels} is num_channels of the configuration"
+        raise ValueError(f"pixel_values must be of shape {needed}, got {tuple(pixel_values.shape)}.")
     if 0 in pixel_values.shape:
         raise ValueError(f"pixel_values must hold at least one image with pixels, got {tuple(pixel_values.shape)}.")
 

@@ -143,10 +143,7 @@ class RetNetHybridForCausalLM(ServedRetNet, IsHybrid):
 def model_without_weights(
     config: RetNetConfig, quantization: QuantizationConfig | None, prefix: str
 ) -> tuple[RetNetModel, dict[str, tuple[str, int]]]:
-    """Returns the model with empty weights and this rank's share of vLLM's projections and embeddings.
-
-    The second result maps the weights of merged projections to their places.
-    """
+    """Returns the model with empty weights and vLLM's layers, and the places of the weights of merged projections."""
     device = torch.get_default_device()
     rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
     with torch.device("meta"):

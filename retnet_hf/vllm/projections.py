@@ -31,10 +31,7 @@ MERGED = {"qkvg_proj": ("q_proj", "k_proj", "v_proj", "g_proj"), "gate_up_proj":
 
 
 class FirstPart(nn.Module):
-    """Replaces the first of several projections of the same input, and computes all of them.
-
-    `product` has their concatenated outputs, of `sizes` columns each on one rank.
-    """
+    """Computes several projections of the same input, of `sizes` columns each on one rank, in one `product`."""
 
     def __init__(self, product: MergedColumnParallelLinear, sizes: list[int]) -> None:
         super().__init__()
@@ -61,10 +58,7 @@ class FurtherPart(nn.Module):
 def replace_projections(
     model: RetNetModel, config: RetNetConfig, quantization: QuantizationConfig | None, prefix: str, ranks: int
 ) -> dict[str, tuple[str, int]]:
-    """Replaces all linear layers with vLLM's layers, sharded among ranks as in transformers' tensor-parallel plan.
-
-    Returns the places of the weights of merged layers: the name of vLLM's weight, and the index within it.
-    """
+    """Replaces linear layers with vLLM's, sharded as in the plan. Returns the places of the weights of merged ones."""
     places, options = {}, {"quant_config": quantization, "return_bias": False}
     for path, module in list(model.named_modules()):
         if not isinstance(module, RetNetTokenMixer | RetNetMLP):

@@ -14,10 +14,7 @@ from retnet_hf.hub.loading import OUR_TENSORS
 
 
 def canonical_weights(weights: Iterable[tuple[str, Tensor]], config: RetNetConfig) -> Iterator[tuple[str, Tensor]]:
-    """Yields our names and values, in the order of `weights`.
-
-    Weights are held back until a name identifies the dialect.
-    """
+    """Yields our names and values, in order. Weights are held back until a name identifies the dialect."""
     held, weights = [], iter(weights)
     for entry in weights:
         held.append(entry)

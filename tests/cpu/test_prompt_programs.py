@@ -145,7 +145,7 @@ def test_layers_without_plain_weights_have_no_programs(made, tmp_path):
 
 def test_new_values_are_read_copies_have_no_programs_and_new_weights_end_them_with_a_warning(made, tmp_path, monkeypatch):
     warnings, ids = [], random_ids(1, 7)
-    monkeypatch.setattr(cpu, "warn_of_change", lambda: warnings.append(1))
+    monkeypatch.setattr(cpu.programs.logger, "warning_once", warnings.append)
     fast = compiled(small_model(), tmp_path)
     with torch.no_grad():
         for parameter in fast.parameters():

@@ -10,34 +10,24 @@ from typing import Annotated
 
 from rich.console import Console
 
+from .. import options
 from ..errors import InputError
 from ..named_inputs import model_source
-from ..options import (
-    Model,
-    RepetitionPenalty,
-    Temperature,
-    TopK,
-    TopP,
-    WriterThreads,
-    argument,
-    loading,
-    run_option,
-    sampling_option,
-)
+from ..options import argument, loading, run_option, sampling_option
 
 
 def generate(
-    model: Model,
+    model: options.Model,
     prompt: Annotated[str | None, argument(metavar="PROMPT", help="Text to continue. Absent, or -: stdin.")] = None,
     max_new_tokens: Annotated[int, sampling_option("--max-new-tokens", "-n", min=1, help="Most new tokens.")] = 200,
-    temperature: Temperature = 0.8,
-    top_p: TopP = 0.95,
-    top_k: TopK = 0,
-    repetition_penalty: RepetitionPenalty = 1.0,
+    temperature: options.Temperature = 0.8,
+    top_p: options.TopP = 0.95,
+    top_k: options.TopK = 0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
     seed: Annotated[int | None, sampling_option(min=0, help="The same seed gives the same text.")] = None,
     echo: Annotated[bool, run_option(help="Print the prompt before its continuation.")] = True,
     compile_: Annotated[bool, run_option("--compile", help="Compile decoding first: once, about half a minute.")] = False,
-    threads: WriterThreads = None,
+    threads: options.WriterThreads = None,
 ) -> None:
     """Continue a text, token by token, in constant memory.
 

@@ -82,11 +82,15 @@ def train(
     console = Console(highlight=False, quiet=not ranks.FIRST)
     ranks.share_of(batch_size)
     with loading(console, threads):
+        from retnet_hf.conversion.checkpoint import read_json
+
         from ..text.corpus import CHAT_TEMPLATE, read_documents, text_files
-        from ..training.run import Course, Recipe, prepare, read_config
+        from ..training.run import Course, Recipe, prepare
 
     ranks.join()
-    fields = None if config is None else read_config(config)
+    fields = None if config is None else read_json(config, "must hold a JSON object with fields of RetNetConfig")
+    if fields is not None and fields.get("model_type", "retnet") != "retnet":
+        raise InputError(f'{config} describes a model of type "{fields["model_type"]}", not "retnet"')
     lr = lr if lr is not None else 1e-3 if base is None else 1e-4
     preset = preset or ("tiny" if config is None and base is None else None)
     recipe = options.chosen(Recipe, context, base=base, preset=preset, config=fields, lr=lr)

@@ -5,6 +5,7 @@ A run works in `OUTPUT.partial`. Each stage has its own folder there, and begins
 before. After an interruption, finished stages are kept, and the unfinished stage continues from its last checkpoint.
 """
 
+import functools
 import gc
 import json
 import shutil
@@ -12,7 +13,6 @@ import statistics
 import textwrap
 import time
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +21,14 @@ from rich.console import Console
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
+from retnet_hf import linearization
 from retnet_hf.conversion.replaced_folder import replace as publish
 from retnet_hf.conversion.replaced_folder import write_whole
 from retnet_hf.hub.cards import model_card
-from retnet_hf.linearization import (
-    AlignmentTrainer,
-    DistillationTrainer,
-    LayersBefore,
-    StoredTeacher,
-    costliest_layers,
-    layer_costs,
-    measure_heads,
-    prepare_for_alignment,
-    prepare_for_distillation,
-    store_teacher,
-    transfer,
-)
+from retnet_hf.linearization import what_was_kept
 from retnet_hf.linearization.linearized_card import markdown
 from retnet_hf.linearization.measures import mean_divergence, perplexity
-from retnet_hf.linearization.what_was_kept import (
-    SHORT,
-    Extent,
-    Report,
-    Training,
-    is_worse,
-    measure_decoding,
-    measure_text,
-    measure_texts,
-    measured_divergence,
-    measured_part,
-    recalled_vocabulary,
-)
+from retnet_hf.linearization.what_was_kept import SHORT, Extent, Report, Training, is_worse
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
 
 from .. import ranks
@@ -139,14 +116,14 @@ class StageRun(TrainingRun):
             lora = LoraConfig(r=self.recipe.lora_rank, lora_alpha=2 * self.recipe.lora_rank, task_type="CAUSAL_LM")
             kwargs["model"] = self.model = get_peft_model(self.model, lora)
         elif self.name == "distill":
-            prepare_for_distillation(self.model)
+            linearization.prepare_for_distillation(self.model)
         if self.name == "long":
             return Trainer(data_collator=collate, **kwargs)
         if self.name == "align":
-            self.before = LayersBefore(self.model, self.teacher, self.measured)
-            prepare_for_alignment(self.model)
-            return AlignmentTrainer(data_collator=collate, teacher=self.teacher, **kwargs)
-        return DistillationTrainer(data_collator=self.teacher and collate, teacher=self.teacher, **kwargs)
+            self.before = linearization.LayersBefore(self.model, self.teacher, self.measured)
+            linearization.prepare_for_alignment(self.model)
+            return linearization.AlignmentTrainer(data_collator=collate, teacher=self.teacher, **kwargs)
+        return linearization.DistillationTrainer(data_collator=self.teacher and collate, teacher=self.teacher, **kwargs)
 
     def reloaded(self, checkpoint: Path) -> PreTrainedModel:
         if self.recipe.lora_rank is None:
@@ -193,7 +170,7 @@ class Linearization:
         most = min(MEASURED_BLOCKS, ALL_MEASURED_TOKENS // blocks.shape[1])
         return blocks[: most if self.start.course.minutes is None else max(LEAST_MEASURED, most // 4)].long()
 
-    @cached_property
+    @functools.cached_property
     def teacher(self) -> PreTrainedModel:
         """Loads and returns the source at the first access. Raises InputError if that fails or weights are missing."""
         return load_model(self.recipe.source)[0].requires_grad_(False)
@@ -206,7 +183,7 @@ class Linearization:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    @cached_property
+    @functools.cached_property
     def layer_costs(self) -> dict[int, float]:
         """Returns the cost of each layer, measured once, if the costliest layers are to be kept; otherwise {}."""
         if not self.recipe.kept.costliest:
@@ -218,7 +195,7 @@ class Linearization:
             if not file.exists():
                 narrow, blocks = trains_in_bfloat16(self.teacher.config.hidden_size), text[: COST_TEXTS * length]
                 with torch.autocast(self.teacher.device.type, torch.bfloat16, enabled=narrow):
-                    costs = layer_costs(self.teacher, blocks.view(COST_TEXTS, length).long())
+                    costs = linearization.layer_costs(self.teacher, blocks.view(COST_TEXTS, length).long())
                 write_whole(file, json.dumps(costs))
             return json.loads(file.read_text(encoding="utf-8"))
 
@@ -230,7 +207,7 @@ class Linearization:
         """Returns the layers that stay softmax attention."""
         kept = self.recipe.kept
         if kept.costliest:
-            return costliest_layers(self.layer_costs, kept.share)
+            return linearization.costliest_layers(self.layer_costs, kept.share)
         return kept.of(self.teacher.config.num_hidden_layers)
 
     def _load(self, before: Path | None) -> RetNetForCausalLM:
@@ -243,14 +220,12 @@ class Linearization:
         options = {"window": recipe.window, "sinks": recipe.sinks, "sink_distance": distance}
         if recipe.window is None:
             options |= {"gate_act": recipe.gate, "share_states": recipe.share_states, "schedule": recipe.decays}
-            options["measures"] = measure_heads(self.teacher, blocks.split(max(1, MEASURED_TOKENS // blocks.shape[1])))
-        return transfer(self.teacher, kept, **options).float()
+            batches = blocks.split(max(1, MEASURED_TOKENS // blocks.shape[1]))
+            options["measures"] = linearization.measure_heads(self.teacher, batches)
+        return linearization.transfer(self.teacher, kept, **options).float()
 
     def run(self) -> None:
-        """Trains the remaining stages, and moves the finished folder to its place.
-
-        Raises InputError if that is not possible; Interrupted after Ctrl-C, with a saved checkpoint.
-        """
+        """Trains the remaining stages, and moves the finished folder to its place. Raises InputError or Interrupted."""
         ranks.wait()  # until all processes have read the folder
         start, before = time.monotonic(), None
         try:
@@ -311,10 +286,7 @@ class Linearization:
         )
 
     def _divergence(self, stage: str, before: Path | None, held_out: Tensor) -> float | None:
-        """Returns the divergence of model and source, in nats, when stage 2 begins, measured once on some blocks (N, T).
-
-        Returns None if the rate of the stage does not need it.
-        """
+        """Returns the divergence of model and source in nats before stage 2, on blocks (N, T); None if not needed."""
         file = self.folder.partial / DIVERGENCE
         if self.recipe.distill_lr is not None or (stage == "long" and not file.exists()):
             return None
@@ -326,17 +298,17 @@ class Linearization:
             write_whole(file, json.dumps(found))
         return json.loads(file.read_text(encoding="utf-8"))
 
-    def _stored(self, name: str, blocks: Tensor) -> StoredTeacher:
+    def _stored(self, name: str, blocks: Tensor) -> linearization.StoredTeacher:
         """Returns the source's outputs for some blocks; outputs that are not stored yet are computed."""
         folder = self.folder.partial / f"teacher-{name}"
         order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(self.recipe.seed))
         chosen = blocks[order[: self.recipe.distill_steps * self.recipe.batch_size]].long()
         with self.console.status(f"asking the source about {len(chosen):,} blocks"):
             batches = chosen.split(max(1, ASKED_TOKENS // chosen.shape[1]))
-            ranks.of_first(lambda: store_teacher(self.teacher, batches, folder, self.recipe.top_logits))
-        return StoredTeacher(folder)
+            ranks.of_first(lambda: linearization.store_teacher(self.teacher, batches, folder, self.recipe.top_logits))
+        return linearization.StoredTeacher(folder)
 
-    @cached_property
+    @functools.cached_property
     def opening(self) -> str:
         """Returns the first words of the held-out text."""
         opening = self.tokenizer.decode(self.texts.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
@@ -346,12 +318,13 @@ class Linearization:
         """Measures both models on held-out text, and returns the report."""
         recipe, teacher, texts = self.recipe, self.teacher, self.texts
         stream = texts.evaluation.long()
-        vocabulary = recalled_vocabulary(stream, self.tokenizer.all_special_ids)
+        vocabulary = what_was_kept.recalled_vocabulary(stream, self.tokenizer.all_special_ids)
         extent = Extent() if self.start.course.minutes is None else SHORT
         sizes = {"block_size": recipe.block_size, "extent": extent}
-        theirs, own = (measure_text(model, stream, vocabulary=vocabulary, **sizes) for model in (teacher, student))
-        measure_texts({teacher: theirs, student: own}, texts.by_text, **sizes)
-        measure_decoding({teacher: theirs, student: own}, stream, **sizes)
+        measured = functools.partial(what_was_kept.measure_text, vocabulary=vocabulary, **sizes)
+        theirs, own = measured(teacher, stream), measured(student, stream)
+        what_was_kept.measure_texts({teacher: theirs, student: own}, texts.by_text, **sizes)
+        what_was_kept.measure_decoding({teacher: theirs, student: own}, stream, **sizes)
         files = [self.folder.partial / stage / TRAINING for stage in recipe.steps]
         trainings = [Training(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
         named = [recipe.source, *texts.names]
@@ -370,11 +343,11 @@ class Linearization:
             texts=names,
             read=len(texts.training) + len(texts.evaluation),
             block_size=recipe.block_size,
-            held_out=len(measured_part(stream, recipe.block_size, extent)),
+            held_out=len(what_was_kept.measured_part(stream, recipe.block_size, extent)),
             teacher=theirs,
             student=own,
             layer_costs=self.layer_costs,
-            divergence=measured_divergence(student, teacher, stream, **sizes),
+            divergence=what_was_kept.measured_divergence(student, teacher, stream, **sizes),
             unseen=texts.unseen,
             answers=answers,
             extent=extent,

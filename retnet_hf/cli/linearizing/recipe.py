@@ -43,9 +43,8 @@ class KeptLayers:
                 return cls(share=share, costliest=auto is not None)
         elif re.fullmatch(r"\d+(\s*,\s*\d+)*", text.strip()):
             return cls(layers=tuple(sorted({int(number) for number in text.split(",")})))
-        raise InputError(
-            f"--keep-attention takes layers such as 0,4,8, a share such as 25%, or auto or auto:25%, got {text!r}"
-        )
+        known = "layers such as 0,4,8, a share such as 25%, or auto or auto:25%"
+        raise InputError(f"--keep-attention takes {known}, got {text!r}")
 
     def of(self, layers: int) -> list[int]:
         """Returns the kept ones of a number of layers, as far as they are known without the source."""
@@ -54,10 +53,7 @@ class KeptLayers:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All options that affect the linearized weights, except the text. A run is resumed only with the same recipe.
-
-    A stage with 0 steps is skipped. Learning rates are the highest rates of Adam.
-    """
+    """All options that affect the linearized weights, except the text. A run is resumed only with the same options."""
 
     source: str
     keep_attention: str | None = None
@@ -81,10 +77,7 @@ class Recipe:
     seed: int = 0
 
     def with_block_size(self, positions: int | None, keeps_batch: bool = True) -> "Recipe":
-        """Returns the recipe with a length of sequences; the default is several windows, within the positions of the source.
-
-        Unless `keeps_batch`, longer sequences keep about the tokens of a step.
-        """
+        """Returns the recipe with a length of sequences. Unless `keeps_batch`, long ones keep the tokens of a step."""
         if self.block_size:
             return self
         size = min(self.open_block_size, positions or self.open_block_size)

@@ -88,10 +88,7 @@ def read_texts(
     subset: str | None,
     **reading: Any,
 ) -> Texts:
-    """Returns the texts as far as the recipe needs them, and the beginnings of the texts in `unseen`, without `subset`.
-
-    Raises InputError for a text that does not fill a block, or a tokenizer of another model.
-    """
+    """Returns the texts as far as the recipe needs them, and the beginnings of `unseen`. Raises InputError."""
     documents, origins = read_enough(names, tokenizer, recipe.tokens, subset=subset, **reading)
     parts, size, end = hold_out(documents, recipe.eval_fraction, recipe.seed), recipe.longest_block, document_end(tokenizer)
     option = "--block-size" if size == recipe.block_size else "--long-block-size"

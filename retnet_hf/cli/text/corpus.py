@@ -63,10 +63,7 @@ def read_documents(
 def read_enough(
     sources: Sequence[str], tokenizer: "PreTrainedTokenizerBase", tokens: int, **options: Any
 ) -> tuple[list[str], list[str]]:
-    """Returns documents, alternately from each source, up to a number of tokens, and the source of each document.
-
-    The last document is cut. Data sets of the Hub are downloaded only as far as needed. For options, see `read_documents`.
-    """
+    """Returns documents, alternately from each source, up to a number of tokens, and the source of each document."""
     readers = map(zip, _read(sources, **options, streaming=True), map(itertools.repeat, sources))
     found: list[tuple[str, str]] = []
     for each in itertools.chain.from_iterable(itertools.zip_longest(*readers)):
@@ -242,10 +239,7 @@ def held_out_whole(documents: int, fraction: float, seed: int = 0) -> list[int]:
 
 
 def hold_out(documents: list[Any], fraction: float, seed: int = 0) -> tuple[list[Any], list[Any]]:
-    """Splits documents into training documents and held-out documents.
-
-    Whole documents are held out if there are enough of them for a fair sample, otherwise the end of every document.
-    """
+    """Splits documents into training and held-out ones: whole documents, or the end of each if there are few."""
     held_out = held_out_whole(len(documents), fraction, seed)
     if not isinstance(documents[0], str):  # no conversation is cut
         count = max(1, round(len(documents) * fraction))

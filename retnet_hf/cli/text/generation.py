@@ -106,10 +106,7 @@ def whole(model: PreTrainedModel, report: dict[str, Any], name: str) -> PreTrain
 
 
 def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Returns model and tokenizer of a folder or a repository of the Hub, on the accelerator if there is one.
-
-    Raises InputError if they cannot be loaded, or weights are missing.
-    """
+    """Returns model and tokenizer of a folder or a repository, on the accelerator if any. Raises InputError."""
     model = whole(*load(AutoModelForCausalLM, name, dtype="auto", **REPORTED), name)
     tokenizer = load_tokenizer(name)
     return model.to(device()).eval(), tokenizer
@@ -224,19 +221,17 @@ class Memory:
 
 def memory_of(said: Any, vocabulary: int) -> Memory:
     """Returns the content of a file that `Conversation.save` wrote next to a state. Raises ValueError for other files."""
-
-    def is_message(each: Any) -> bool:
-        return type(each) is dict and each.keys() == {"role", "content"} and all(type(text) is str for text in each.values())
-
-    def is_token(each: Any) -> bool:
-        return type(each) is int and 0 <= each < vocabulary
-
     if said is None:
         return Memory(None, None)
-    for name, fits in (("messages", is_message), ("read", is_token), ("unread", is_token)):
+    for name in ("messages", "read", "unread"):
         value = said.get(name, False) if isinstance(said, dict) else False
-        unknown = value is None and name != "unread"
-        if not unknown and not (isinstance(value, list) and all(map(fits, value))):
+        valid = isinstance(value, list)
+        for each in value if valid else ():
+            if name == "messages":
+                valid &= type(each) is dict and each.keys() == {"role", "content"} and set(map(type, each.values())) == {str}
+            else:
+                valid &= type(each) is int and 0 <= each < vocabulary
+        if not valid and (value is not None or name == "unread"):
             raise ValueError(f'the .json file next to it has no valid field "{name}"')
     return Memory(said["messages"], said["read"], said["unread"])
 

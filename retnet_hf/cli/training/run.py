@@ -25,20 +25,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
-from transformers import (
-    AutoConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    ProgressCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
-from retnet_hf.conversion.checkpoint import read_json
 from retnet_hf.conversion.checkpoint_location import repository_of
 from retnet_hf.conversion.converted_folder import licence_of
 from retnet_hf.conversion.formats import advice_for, reason_of
@@ -115,10 +104,7 @@ class Start:
 
 
 class Supervisor(TrainerCallback):
-    """Ends a run cleanly when its time is up, when it diverges, or after a signal.
-
-    Several processes use the longest elapsed time of any of them, and a signal that any of them has received.
-    """
+    """Ends a run when its time is up, when it diverges, or after a signal; of several processes, that of any."""
 
     def __init__(self, course: Course, rate_option: str = "--lr") -> None:
         self.course, self.rate_option = course, rate_option
@@ -230,10 +216,7 @@ class TrainingRun(TrainerCallback):
         return [entry["eval_loss"] for entry in self.log if "eval_loss" in entry]
 
     def train(self, console: Console) -> None:
-        """Trains to the end, shows the progress, and moves the finished folder to its place.
-
-        Raises InputError if the loss diverges or disk or memory is full; Interrupted after Ctrl-C, with a saved checkpoint.
-        """
+        """Trains to the end, and moves the finished folder to its place. Raises InputError or Interrupted."""
         import matplotlib  # noqa: F401  # draws the loss at the end: fails now, not after hours, if it is missing
 
         threads = f"{torch.get_num_threads()} CPU thread{'s' * (torch.get_num_threads() > 1)}"
@@ -386,14 +369,6 @@ class Recipe:
             return RetNetConfig(**(self.config | fields))
         except Exception as error:  # strict dataclasses wrap the errors of validators
             raise InputError(f"the configuration of the model is not valid: {reason_of(error)}") from error
-
-
-def read_config(file: Path) -> dict[str, Any]:
-    """Returns fields of RetNetConfig from a JSON file. Raises CheckpointError or InputError for anything else."""
-    fields = read_json(file, "must hold a JSON object with fields of RetNetConfig")
-    if fields.get("model_type", "retnet") != "retnet":
-        raise InputError(f'{file} describes a model of type "{fields["model_type"]}", not "retnet"')
-    return fields
 
 
 def blocks_of(tokens: np.ndarray, block_size: int) -> Tensor:

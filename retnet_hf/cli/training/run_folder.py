@@ -35,10 +35,7 @@ def checkpoints_of(folder: Path) -> list[Path]:
 
 
 class TrainingFolder:
-    """The output folder of a run, its partial folder, and the rules for replacing and resuming them.
-
-    No other command than the one that started the run, `command`, can resume it.
-    """
+    """The output folder of a run of `command`, its partial folder, and the rules for replacing and resuming them."""
 
     def __init__(self, output: Path, command: str) -> None:
         self.command = command
@@ -52,9 +49,7 @@ class TrainingFolder:
     ) -> Iterator[None]:
         """Locks the folder for this run inside the block, and refuses to destroy results or sources.
 
-        `resumable` says whether the command has the option --resume, for error messages.
-        Raises InputError or CheckpointError if the folder is in use and the flags do not say what to do about it, or if
-        another process works in it.
+        `resumable` says whether the command has the option --resume. Raises InputError or CheckpointError.
         """
         with locked(self.output) if ranks.FIRST else nullcontext() as lock:
             if lock is not None:
@@ -80,10 +75,7 @@ class TrainingFolder:
             yield
 
     def to_resume(self) -> tuple[Path | None, dict[str, Any]]:
-        """Returns the last complete checkpoint, None if the run ended before the first, and the record of the run.
-
-        Raises InputError if no checkpoint or record can be read, or if the record belongs to another command.
-        """
+        """Returns the last complete checkpoint, or None, and the record of the run. Raises InputError."""
         if not (self.partial / RECORD).exists():
             return None, {}
         record, reason = self.read_record(), None
