@@ -37,16 +37,7 @@ Field = Annotated[str, data_option(help="Field of the text in a row.")]
 Split = Annotated[str, data_option(help="Part of a data set.")]
 Subset = Annotated[str | None, data_option(help="Configuration of a data set.")]
 EvalFraction = Annotated[float, data_option(min=0.001, max=0.5, help="Share of the text held out for evaluation.")]
-Steps = Annotated[int | None, training_option(min=1, help="Optimizer steps, instead of epochs.")]
-Minutes = Annotated[
-    float | None,
-    training_option(
-        min=0.001,
-        help="Time limit from now on: --steps or --epochs may end the run before. The learning rate decays until then.",
-    ),
-]
 BatchSize = Annotated[int, training_option(min=1, help="Sequences in a step, over all processes.")]
-WeightDecay = Annotated[float, training_option(min=0.0, help="Weight decay of AdamW.")]
 EvalEvery = Annotated[
     int | None,
     training_option(min=1, help="Steps between evaluations, each with a checkpoint. Absent: about a tenth of the steps."),

@@ -39,11 +39,9 @@ def write_folder(
     done: Callable[[Move], None] = lambda move: None,
     source: str | None = None,
 ) -> PreTrainedModel:
-    """Converts a checkpoint, and replaces `output` with the finished folder. If anything fails, `output` is unchanged.
+    """Converts a checkpoint, and replaces `output` with the finished folder, or leaves it and raises CheckpointError.
 
-    `licence` is that of the weights; if absent, the source's. `done` is called after each move. `source` is the name of the
-    source in the model card; if absent, the name of its path.
-    Raises CheckpointError for values that cannot be read or are not finite, or if `output` must not be replaced.
+    `licence`: of the weights, by default the source's. `done`: called after each move. `source`: its name in the card.
     """
     folder = checkpoint.folder
     with made_beside(output, overwrite, (checkpoint.path, *checkpoint.files)) as partial:

@@ -100,15 +100,14 @@ def heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, A
     return {"num_attention_heads": heads, "key_expansion": expansion, "value_expansion": expansion}
 
 
-def heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    groups = ours.attention_num_key_value_heads or ours.num_key_value_heads
-    return {"num_attention_heads": ours.num_attention_heads, "head_dim": ours.head_dim, "num_key_value_heads": groups}
-
-
 # For families that have equal numbers and sizes of heads in both types of layers, and retention without shared keys.
 HEADS = Together(
     lambda config, fields: heads_there(config, fields) | {"attention_num_key_value_heads": config["num_key_value_heads"]},
-    heads_back,
+    lambda ours: {
+        "num_attention_heads": ours.num_attention_heads,
+        "head_dim": ours.head_dim,
+        "num_key_value_heads": ours.attention_num_key_value_heads or ours.num_key_value_heads,
+    },
 )
 
 

@@ -11,13 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.vision.configuration_metaformer import MetaFormerConfig
-from retnet_hf.vision.modeling_metaformer import (
-    MetaFormerBackbone,
-    MetaFormerForImageClassification,
-    MetaFormerModel,
-    MetaFormerPreTrainedModel,
-)
+from retnet_hf import MetaFormerBackbone, MetaFormerConfig, MetaFormerForImageClassification, MetaFormerModel
+from retnet_hf.vision.modeling_metaformer import MetaFormerPreTrainedModel
 
 from .changes import Change, Shape, reshaped
 from .errors import CheckpointError

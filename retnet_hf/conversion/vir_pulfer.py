@@ -44,14 +44,6 @@ OF_ALL_HEADS = Change(
 )
 
 
-def first_rows(rows: int, patches: int) -> Change:
-    """Keeps the first rows of a table of positions, one for each patch of an image."""
-    return Change(
-        lambda tensors: [tensors[0][:, :patches]],
-        lambda tensors: [torch.nn.functional.pad(tensors[0], (0, 0, 0, rows - patches))],
-    )
-
-
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return any(re.search(r"^(model\.)?blocks\.0\.retention\.heads\.0\.qkv\.weight$", name) for name in names)
 
@@ -90,12 +82,16 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
 def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
     """Returns all moves of the layout. `body`: prefix of all names but the classifier's. `positions`: their number."""
     moves = []
-    heads = range(ours.num_attention_heads)
+    heads, patches = range(ours.num_attention_heads), math.prod(ours.grid_shape)
+    first_rows = Change(  # of the table of positions, one for each patch of an image
+        lambda tensors: [tensors[0][:, :patches]],
+        lambda tensors: [torch.nn.functional.pad(tensors[0], (0, 0, 0, positions - patches))],
+    )
     for name, theirs, _ in renamed_tensors(ViRForImageClassification, ours, _RENAMINGS):
         if name.startswith(_CLASSIFIER):
             moves.append(Move((name.replace(_CLASSIFIER, "head."),), (name,)))
         elif theirs == "pos_embed":
-            moves.append(Move((body + theirs,), (name,), first_rows(positions, math.prod(ours.grid_shape))))
+            moves.append(Move((body + theirs,), (name,), first_rows))
         elif ".q_proj." in name:
             sources = tuple(body + theirs.replace("q_proj", f"heads.{head}.qkv") for head in heads)
             targets = tuple(name.replace("q_proj", projection) for projection in ("q_proj", "k_proj", "v_proj"))

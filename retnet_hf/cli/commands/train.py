@@ -41,14 +41,20 @@ def train(
     subset: options.Subset = None,
     eval_fraction: options.EvalFraction = 0.05,
     block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 256,
-    steps: options.Steps = None,
+    steps: Annotated[int | None, training_option(min=1, help="Optimizer steps, instead of epochs.")] = None,
     epochs: Annotated[float | None, training_option(min=0.001, help="Passes over the text.", show_default="3")] = None,
-    minutes: options.Minutes = None,
+    minutes: Annotated[
+        float | None,
+        training_option(
+            min=0.001,
+            help="Time limit from now on: --steps or --epochs may end the run before. The learning rate decays until then.",
+        ),
+    ] = None,
     batch_size: options.BatchSize = 8,
     lr: Annotated[
         float | None, training_option(min=0.0, help="Highest learning rate.", show_default="1e-3; 1e-4 with --from")
     ] = None,
-    weight_decay: options.WeightDecay = 0.1,
+    weight_decay: Annotated[float, training_option(min=0.0, help="Weight decay of AdamW.")] = 0.1,
     form: Annotated[Literal["auto", "parallel", "chunkwise"], training_option(help="Form of retention.")] = "auto",
     eval_every: options.EvalEvery = None,
 ) -> None:

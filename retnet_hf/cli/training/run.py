@@ -134,15 +134,12 @@ class Supervisor(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Makes SIGINT and SIGTERM stop the run after the current step.
-
-        The second signal acts as usual, but not with several processes: their launcher forwards each Ctrl-C to processes
-        that have already received it, so the first one arrives twice.
-        """
+        """Makes SIGINT and SIGTERM stop the run after the current step. In one process, the second acts as usual."""
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def remember(number: int, frame: object) -> None:
             self.signal = number
+            # Launchers forward each Ctrl-C to processes that have already received it, so that the first one arrives twice.
             for other, handler in before.items() if ranks.RANKS == 1 else ():
                 signal.signal(other, handler)
 
