@@ -22,8 +22,8 @@ BLOCK_SIZE = 2**17  # elements of a tensor that are computed at a time on a CPU
 LOGITS_AT_A_TIME_ON_CPU = 2**22
 LOGITS_AT_A_TIME_ELSEWHERE = 2**26
 LOGITS_AT_A_TIME_WITH_KERNEL = 2**28  # in training, where the softmax then does not exist as a tensor
-KINDS_OF_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 SILU = (nn.SiLU, SiLUActivation)
+KINDS_OF_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global_{kind}_hooks") for kind in KINDS_OF_HOOKS)
 
 

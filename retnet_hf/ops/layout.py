@@ -46,10 +46,10 @@ class Layout(OnDevice):
         present: (B, T) bool, False where a token is absent; None if all tokens are present.
         starts: (B|1, T) bool, True where a document starts; None if none does. Tokens before the first start continue
             from the state.
-        continues: whether the tokens are packed documents that continue from rows of a state.
         has_holes: whether a token may be absent between two present tokens of a row; None if unknown.
 
     Attributes:
+        continues: whether the tokens are packed documents that continue from rows of a state.
         tokens: number of columns by which the call lengthens the text that a state has read.
         written: states of retention layers to which this call has added its tokens. It is no list, because a copy of the
             layout on another device must share it.
@@ -59,7 +59,7 @@ class Layout(OnDevice):
         end: (B|1,) position that follows the tokens; for `rows` of a state (D,), if they are not None.
     """
 
-    in_parts = False
+    in_parts = continues = False
     rows: Tensor | None = None
 
     def __init__(
@@ -68,12 +68,11 @@ class Layout(OnDevice):
         next_position: Tensor,
         present: Tensor | None = None,
         starts: Tensor | None = None,
-        continues: bool = False,
         has_holes: bool | None = None,
     ) -> None:
         self.position, self.next_position, self.present, self.starts = position, next_position, present, starts
         self.call_position, self.end = position, next_position[:, -1]
-        self.continues, self.has_holes = continues, has_holes
+        self.has_holes = has_holes
         self.tokens = position.shape[1]
         self.written: deque[Any] = deque()
         self.is_step = False
@@ -220,8 +219,8 @@ def layout_of(
 
 
 def checked_offsets(cu_seq_lens_q: Tensor | list[int], shape: tuple[int, int]) -> Tensor | list[int]:
-    """Returns offsets of packed documents in a row of `shape` = (1, T), (documents + 1,), as a list if it reads them. Raises
-    ValueError for another shape, or offsets that do not rise from 0 to T. Compiled programs cannot check values.
+    """Returns offsets of packed documents in a row of `shape` = (1, T), (documents + 1,), as a list or, in traced calls,
+    which cannot check values, as a tensor. Raises ValueError for another shape, or offsets that do not rise from 0 to T.
     """
     (batch, length), offsets = shape, torch.as_tensor(cu_seq_lens_q)
     valid = batch == 1 and offsets.dim() == 1 and len(offsets) > 1
@@ -245,6 +244,7 @@ def documents_of_present(documents: Tensor, present: Tensor) -> Tensor:
 
 
 def new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Tensor:
+    """Returns the columns of an attention mask that belong to the new tokens, (B, T) bool. Raises ValueError."""
     batch, length = shape
     width = attention_mask.shape[-1]
     if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or width < length:

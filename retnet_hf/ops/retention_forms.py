@@ -26,8 +26,8 @@ Three rules hold in every form. The tests check them:
 
 * A masked token (``mask`` False) has no effect, whatever finite values it holds: it adds nothing to the state, it decays
   nothing, and its own output is zero.
-* A token marked by ``reset`` starts a new document: neither the initial state nor any earlier token affects it or the tokens
-  after it.
+* A token marked by ``reset`` starts a new document: neither the initial state nor any earlier token, if they are finite,
+  affects it or the tokens after it.
 * Arithmetic and state are float32, or float64 if the inputs are. In the chunkwise form a GPU multiplies bfloat16 operands
   and sums in float32. The output stays float32: it is a sum and not an average, so half precision could overflow. The caller
   may cast it down after normalising it.
@@ -54,9 +54,9 @@ BLOCK_SIZE_ON_CPU = 2**10
 BLOCK_SIZE_ELSEWHERE = 2**20
 
 
-def compute_dtype(*tensors: Tensor) -> torch.dtype:
+def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     """Returns the dtype in which retention computes: float64 if any of the tensors is float64, else float32."""
-    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    return torch.float64 if any(each is not None and each.dtype == torch.float64 for each in tensors) else torch.float32
 
 
 def needs_autograd(constants: Tensor | None = None) -> bool:
@@ -77,7 +77,6 @@ def cached_outside_modes(function: Callable[..., T]) -> Callable[..., T]:
         under_mode = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
         return (function if under_mode else cached)(*arguments)
 
-    call.cache_info, call.cache_clear = cached.cache_info, cached.cache_clear
     return call
 
 
@@ -120,16 +119,12 @@ def repeat_heads(tensor: Tensor, heads: int) -> Tensor:
 
 
 def stack_queries(tensor: Tensor, heads: int) -> Tensor:
-    """Stacks queries (B, H, ..., T, X) of the R heads that read one state, head after head: (B, M, ..., R T, X)."""
-    if tensor.shape[1] == heads:
-        return tensor
+    """Stacks queries (B, H, ..., T, X) of the R > 1 heads that read one state: (B, M, ..., R T, X), head after head."""
     return tensor.unflatten(1, (heads, -1)).movedim(2, -3).flatten(-3, -2)
 
 
 def unstack_queries(rows: Tensor, heads: int) -> Tensor:
     """Inverts `stack_queries`: (B, M, ..., R T, X) -> (B, heads, ..., T, X)."""
-    if rows.shape[1] == heads:
-        return rows
     return rows.unflatten(-2, (heads // rows.shape[1], -1)).movedim(-3, 2).flatten(1, 2)
 
 
@@ -162,7 +157,7 @@ def recurrent_retention(
     Returns:
         output (B, H, T, V) and final state, in the shape of the initial state, float32 or float64.
     """
-    dtype = compute_dtype(query, key, value, query if initial_state is None else initial_state)
+    dtype = compute_dtype(query, key, value, initial_state)
     heads, states = query.shape[1], state_heads(query, key, log_decay.numel())
     query, key, value = query.to(dtype), repeat_heads(key, states).to(dtype), repeat_heads(value, states).to(dtype)
     decay = log_decay.to(dtype).exp().view(-1, 1, 1)
@@ -170,12 +165,13 @@ def recurrent_retention(
     state = query.new_zeros(shape) if initial_state is None else initial_state.to(dtype)
 
     outputs = []
-    for n in range(query.shape[2]):
-        if reset is not None:
-            state = torch.where(reset[:, n, None, None, None], torch.zeros_like(state), state)
-        updated = decay * state + key[:, :, n, :, None] * value[:, :, n, None, :]
-        state = updated if mask is None else torch.where(mask[:, n, None, None, None], updated, state)
-        outputs.append((query[:, :, n, None, :] @ repeat_heads(state, heads)).squeeze(2))  # (B, H, V)
+    with without_autocast(query.device.type):
+        for n in range(query.shape[2]):
+            if reset is not None:
+                state = torch.where(reset[:, n, None, None, None], torch.zeros_like(state), state)
+            updated = decay * state + key[:, :, n, :, None] * value[:, :, n, None, :]
+            state = updated if mask is None else torch.where(mask[:, n, None, None, None], updated, state)
+            outputs.append((query[:, :, n, None, :] @ repeat_heads(state, heads)).squeeze(2))  # (B, H, V)
     output = torch.stack(outputs, dim=2)
     return output if mask is None else output.masked_fill(~mask[:, None, :, None], 0), state
 
@@ -523,11 +519,11 @@ def blockwise_retention(
     for number, block in enumerate(blocks, 1):
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
         before, state = block.scan(key_part, block.key, value_part, state, with_final or number < len(blocks))
-        part = block.attend(query_part, key_part, value_part, before)
+        part = block.join(block.attend(query_part, key_part, value_part, before), heads)
         if at_once:
-            parts.append(block.join(part, heads))
+            parts.append(part)
         else:
-            output[:, :, block.tokens] = block.join(part, output.shape[1])
+            output[:, :, block.tokens] = part
     if at_once:
         output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
     return output if absent is None else output.masked_fill(absent, 0), state
@@ -669,7 +665,8 @@ def chunkwise_retention(
     `recurrent_retention`. `chunk_size` defaults to `default_chunk_size(K, V)`.
     """
     chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
-    tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2], chunk_size)
+    dtype = compute_dtype(query, key, value, initial_state)
+    tables = decay_tables(log_decay.to(dtype), query.shape[2], chunk_size)
     return retention_in_chunks(query, key, value, initial_state, tables, token_ages(mask, reset))
 
 
@@ -683,7 +680,7 @@ def parallel_retention(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes equation 5, as equation 7 with one chunk. Arguments and results as in `recurrent_retention`."""
-    tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2])
+    tables = decay_tables(log_decay.to(compute_dtype(query, key, value, initial_state)), query.shape[2])
     return retention_in_chunks(query, key, value, initial_state, tables, token_ages(mask, reset))
 
 
@@ -726,8 +723,7 @@ def retention(
         return parallel_retention(*operands)
     if form == "chunkwise":
         return chunkwise_retention(*operands, chunk_size)
-    with without_autocast(query.device.type):
-        return recurrent_retention(*operands)
+    return recurrent_retention(*operands)
 
 
 def check_operands(
@@ -749,6 +745,8 @@ def check_operands(
             f"log_decay must have one entry for each of the {query.shape[1]} heads of query or {key.shape[1]} heads of key, "
             f"got {tuple(log_decay.shape)}."
         )
+    if query.shape[2] == 0:
+        raise ValueError(f"query must have at least one token, got {tuple(query.shape)}.")
     states = state_heads(query, key, log_decay.numel())
     if initial_state is not None and initial_state.shape[1] != states:
         raise ValueError(f"initial_state must have {states} heads, one for each decay, got {tuple(initial_state.shape)}.")

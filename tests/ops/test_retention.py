@@ -353,12 +353,23 @@ def test_half_precision_at_65536_tokens_is_finite_and_no_worse_than_attention(dt
         assert error(ours, exact) <= error(attention, exact_attention)
 
 
-@pytest.mark.parametrize("length", [30, 1])
-def test_autocast_does_not_narrow_the_state(length):
+@pytest.mark.parametrize("form", FORMS)
+def test_a_float64_state_lasts(form):
+    case = Case(10, torch.float32, 20)
+    operands = case.query, case.key, case.value, case.log_decay, case.state.double() + 1e-12
+    found, expected = retention(*operands, form=form, chunk_size=8), recurrent_retention(*operands)
+    assert found[0].dtype == found[1].dtype == torch.float64
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("length", "form"), [(30, "chunkwise"), (30, "recurrent"), (1, "step")])
+def test_autocast_does_not_narrow_the_state(length, form):
     case = Case(10, torch.float32, length)
 
     def found():
         state = case.state.detach().clone()
+        if form == "recurrent":
+            return recurrent_retention(case.query, case.key, case.value, case.log_decay, state)
         if length > 1:
             return case.run("chunkwise", chunk_size=8)
         with torch.no_grad():
@@ -418,6 +429,7 @@ def test_bad_input_gets_a_sentence():
         ((query, key[:, :, :2], value, log_decay), {}, "query and key must be"),
         ((query, key, value[:, :, :2], log_decay), {}, "key and value must have"),
         ((query, key[:, :2], value[:, :2], log_decay), {}, "a multiple of their heads"),
+        ((query[:, :, :0], key[:, :, :0], value[:, :, :0], log_decay), {}, "query must have at least one token"),
         (
             (query, key[:, :1], value[:, :1], log_decay[:1], case.state),
             {},
