@@ -92,11 +92,9 @@ try:
         ViRImageProcessorPil,
     )
 except Exception as error:  # Pillow is not installed, or an installed torchvision fails in one of many ways
-    _missing = (
-        f"cannot be imported: {error}"
-        if is_vision_available()
-        else "needs Pillow, which is not installed: pip install Pillow"
-    )
+    _missing = "needs Pillow, which is not installed: pip install Pillow"
+    if is_vision_available():
+        _missing = f"cannot be imported: {error}"
 else:
     __all__ += ["MetaFormerImageProcessor", "MetaFormerImageProcessorPil", "RMTImageProcessor", "RMTImageProcessorPil"]
     __all__ += ["ViRImageProcessor", "ViRImageProcessorPil"]

@@ -51,15 +51,10 @@ def heads_apart(heads: int, parts: int) -> Change:
 
 def rows(sizes: list[int], changes: list[Change]) -> Change:
     """Splits one tensor into several of ours with the given numbers of rows, and applies a change to each part."""
-
-    def forward(tensors: list[Tensor]) -> list[Tensor]:
-        parts = zip(changes, tensors[0].split(sizes), strict=True)
-        return [made for change, part in parts for made in change.forward([part])]
-
-    def backward(ours: list[Tensor]) -> list[Tensor]:
-        return [torch.cat([change.backward([tensor])[0] for change, tensor in zip(changes, ours, strict=True)])]
-
-    return Change(forward, backward)
+    return Change(
+        lambda tensors: [each.forward([part])[0] for each, part in zip(changes, tensors[0].split(sizes), strict=True)],
+        lambda ours: [torch.cat([each.backward([tensor])[0] for each, tensor in zip(changes, ours, strict=True)])],
+    )
 
 
 def reshaped(theirs: Shape, ours: Shape) -> Change:

@@ -64,24 +64,23 @@ class Checkpoint:
             if pointer:
                 advice = f"run 'git lfs pull' in {file.parent}"
                 raise CheckpointError(f"{file} is a pointer of git-lfs, not the weights: {advice}")
-            for name, tensor in self._read(file).items():
+            if file.suffix.lower() not in SAFETENSORS:
+                held = _unpickle(file)
+                self.config = self.config or _possible(_arguments_in(held), file)
+                tensors = _weights_in(held, file)
+            else:
+                try:
+                    handle = safe_open(file, framework="pt")
+                    tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118, it is no dictionary
+                except Exception as error:  # a damaged header may lead to any error
+                    raise CheckpointError(_what_is_cut_off(file) or f"{file} is damaged: {first_line(error)}") from error
+            for name, tensor in tensors.items():
                 if name in self.tensors:
                     raise CheckpointError(f"tensor {name} is in more than one file; the second one is {file.name}")
                 self.tensors[name] = tensor
         if not self.tensors:
             raise CheckpointError(f"{path} holds no tensors")
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
-
-    def _read(self, file: Path) -> Mapping[str, Tensor]:
-        if file.suffix.lower() not in SAFETENSORS:
-            held = _unpickle(file)
-            self.config = self.config or _possible(_arguments_in(held), file)
-            return _weights_in(held, file)
-        try:
-            handle = safe_open(file, framework="pt")
-            return {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118, a handle is no dictionary
-        except Exception as error:  # a damaged header may lead to any error
-            raise CheckpointError(_what_is_cut_off(file) or f"{file} is damaged: {first_line(error)}") from error
 
 
 def _weight_files(path: Path) -> list[Path]:

@@ -57,10 +57,9 @@ def write_folder(
         for name in ("generation_config.json", "config.json"):  # older versions of transformers wrote it into config.json
             if model.can_generate() and (folder / name).is_file():
                 try:
-                    model.generation_config = GenerationConfig.from_pretrained(
-                        folder, name, _from_model_config=name == "config.json"
-                    )
-                    model.generation_config.validate(strict=True)  # saving requires this
+                    generation = GenerationConfig.from_pretrained(folder, name, _from_model_config=name == "config.json")
+                    generation.validate(strict=True)  # saving requires this
+                    model.generation_config = generation
                 except Exception as error:  # fields of a wrong type may lead to any error
                     raise CheckpointError(f"{folder / name} cannot be used: {first_line(error)}") from error
                 break

@@ -47,10 +47,6 @@ class Dialect:
         """Returns whether weights with these names are in this dialect."""
         return any(name.endswith(self.sign) for name in names)
 
-    def ours(self, name: str, config: RetNetConfig) -> str:
-        """Returns our name for one of theirs, except in a dialect with `norms_ahead`."""
-        return renamed(name, self.modules_of(config))
-
     def theirs(self, name: str, config: RetNetConfig) -> str:
         """Returns their name for one of ours."""
         return renamed(name, [(ours, theirs) for theirs, ours in self.modules_of(config)])

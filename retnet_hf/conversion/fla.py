@@ -18,7 +18,7 @@ from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .changes import Shape, tied
-from .dialect import Dialect, is_fused
+from .dialect import Dialect, is_fused, renamed
 from .errors import CheckpointError
 from .moves import Conversion, Move, dialect_moves, fields_of_transformers, model_from, saved_tensors, written
 
@@ -84,10 +84,11 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
     fused = is_fused(shapes)
     complete = any(name.startswith("model.") for name in shapes)  # otherwise fla's RetNetModel, without a head
     head_is_tied = complete and ours.tie_word_embeddings
-    embedding = next((name for name in shapes if FLA.ours(name, ours) == "model.embed_tokens.weight"), None)
+    modules = FLA.modules_of(ours)
+    embedding = next((name for name in shapes if renamed(name, modules) == "model.embed_tokens.weight"), None)
     moves = []
     for name in shapes:
-        targets, change = FLA.change(FLA.ours(name, ours), ours, fused)
+        targets, change = FLA.change(renamed(name, modules), ours, fused)
         if head_is_tied and name == "lm_head.weight":
             if embedding is None:  # some writers keep only the first name of tied tensors
                 moves.append(Move((name,), ("model.embed_tokens.weight",)))

@@ -106,17 +106,18 @@ def experts_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str,
     return {"n_shared_experts": shared} | ({"n_group": groups, "topk_group": chosen} if groups > 1 else {})
 
 
-def experts_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    groups = {"n_group": ours.n_group or 1, "topk_group": ours.topk_group or 1}
-    return {"num_shared_experts": ours.n_shared_experts} | groups
-
-
 def expert_rows(**score_function: Any) -> list[Row | Together]:
     """Returns the rows of experts. `score_function` may have a default."""
     return [
         Row("group_norm_size", "head_norm_groups", default=1),
         *same("num_experts", "num_experts_per_tok", "moe_intermediate_size", first_k_dense_replace=0),
-        Together(experts_there, experts_back),
+        Together(
+            experts_there,
+            lambda ours: (
+                {"num_shared_experts": ours.n_shared_experts}
+                | {"n_group": ours.n_group or 1, "topk_group": ours.topk_group or 1}
+            ),
+        ),
         Row("score_function", "router_act", **score_function),
         Row("moe_router_enable_expert_bias", "use_router_bias", default=False, there=lambda value, fields: bool(value)),
         *same(norm_topk_prob=True, routed_scaling_factor=1.0, output_router_logits=False),

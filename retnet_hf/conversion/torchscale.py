@@ -14,7 +14,7 @@ from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetPreTrainedModel
 
 from .changes import Shape
-from .dialect import Dialect
+from .dialect import Dialect, renamed
 from .errors import CheckpointError
 from .moves import Conversion, Move, dialect_moves, empty_model, model_from, saved_tensors, written, xpos_buffers
 
@@ -82,7 +82,8 @@ def plan_with_prefixes(
     used = {source for move in moves for source in move.sources}
     # The buffers may be absent. Conversion.check reports tensors that are left over.
     moves = [move for move in moves if move.targets or move.sources[0] in shapes]
-    moves += [Move((name,), (TORCHSCALE.ours(name, ours),)) for name in shapes if name not in used]
+    modules = TORCHSCALE.modules_of(ours)
+    moves += [Move((name,), (renamed(name, modules),)) for name in shapes if name not in used]
     return Conversion(target_format, model_class, ours, moves)
 
 

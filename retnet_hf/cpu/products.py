@@ -50,16 +50,14 @@ torch.library.register_fake("retnet_hf_cpu::matrix_vector")(lambda matrix, vecto
 
 def is_clearly_faster(one: Callable[[], object], other: Callable[[], object]) -> bool:
     """Returns whether the first computation takes less than `CLEAR_GAIN` of the second's time, by the median of rounds."""
-
-    def seconds(compute: Callable[[], object]) -> float:
-        start = time.perf_counter()
-        compute()
-        return time.perf_counter() - start
-
     ratios = []
     for number in range(1 + TRIAL_ROUNDS):  # the first round warms up
         first, second = (other, one) if number % 2 else (one, other)
-        times = {compute: seconds(compute) for compute in (first, second)}
+        times = {}
+        for compute in (first, second):
+            start = time.perf_counter()
+            compute()
+            times[compute] = time.perf_counter() - start
         if number > 0:
             ratios.append(times[one] / times[other])
         if len(ratios) == 3 and min(ratios) > 2:

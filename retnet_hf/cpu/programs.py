@@ -302,10 +302,8 @@ def require_private(path: Path) -> None:
         status = place.stat()
         sticky = place != path and status.st_mode & stat.S_ISVTX  # as for /tmp, where others cannot replace a folder
         if status.st_uid not in (0, os.getuid()) or (status.st_mode & forbidden and not sticky):
-            raise ValueError(
-                f"{place} can be written to by other users (mode {stat.filemode(status.st_mode)}), and programs are code: "
-                "remove that permission (chmod go-w), or use another folder."
-            )
+            reason = f"can be written to by other users (mode {stat.filemode(status.st_mode)}), and programs are code"
+            raise ValueError(f"{place} {reason}: remove that permission (chmod go-w), or use another folder.")
 
 
 def programs_of(

@@ -43,9 +43,6 @@ class Columns(NamedTuple):
     def of_columns(self, columns: slice | Tensor) -> "Columns":
         return Columns(*(marks[:, columns] for marks in self))
 
-    def followed_by(self, other: "Columns") -> "Columns":
-        return Columns(*(torch.cat(pair, dim=1) for pair in zip(self, other)))
-
     @property
     def present(self) -> Tensor:
         """Returns which tokens are present, (B, S) bool."""
@@ -107,7 +104,7 @@ def kept_columns(columns: Columns, reach: AttentionSpan, removable: int = 0) -> 
     places = order[:, -near - reach.sinks :]
     if not needs_autograd() and bool((places == places[:1]).all()):
         places = places[:1]
-    kept = Columns(*(chosen(marks, 1, places) for marks in read)).followed_by(tail)
+    kept = Columns(*(torch.cat([chosen(marks, 1, places), later], dim=1) for marks, later in zip(read, tail)))
     last = torch.arange(length, length + removable, device=places.device).expand(len(places), -1)
     return kept, torch.cat([places, last], dim=1)
 

@@ -307,9 +307,8 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
             asked, others = kwargs.get("output_attentions"), {}
             maps = config.output_attentions if asked is None else asked
             for kind in sorted(set(config.layer_types) - {"linear_attention"}):
-                layers = (
-                    [] if cache is None else [pair[0] for pair in zip(cache.layers, config.layer_types) if pair[1] == kind]
-                )
+                held = () if cache is None else zip(cache.layers, config.layer_types)
+                layers = [layer for layer, own in held if own == kind]
                 state = first_in_use(layers) if layers else None
                 others[kind] = AttentionPlan(config, retention.layout, batch, dtype, rotation, kind, state, maps)
         plans = others | {"linear_attention": retention}

@@ -60,11 +60,7 @@ class AttentionStateLayer(StateLayer):
         super().__init__()
         self.reach, self.sizes = reach, sizes
         self.is_sliding = reach.window is not None
-        self._forget()
-
-    def _forget(self) -> None:
-        self.keys = self.values = self.document = self.count = self.position = self.next_position = None
-        self._start_record()
+        self.reset()
 
     @property
     def columns(self) -> Columns | None:
@@ -78,7 +74,9 @@ class AttentionStateLayer(StateLayer):
 
     def reads(self, columns: Columns) -> Reading:
         """Returns the columns after new tokens are read. The result holds for all layers of this type."""
-        tokens, columns = columns.count.shape[1], self.columns.followed_by(columns) if self.is_initialized else columns
+        tokens = columns.count.shape[1]
+        if self.is_initialized:
+            columns = Columns(*(torch.cat(pair, dim=1) for pair in zip(self.columns, columns)))
         removable = self._recorded + tokens if self.record_past else 0
         return columns, *kept_columns(columns, self.reach, removable)
 
@@ -110,7 +108,8 @@ class AttentionStateLayer(StateLayer):
     def reset(self) -> None:
         """Empties the state. The next batch may have any size."""
         self.is_initialized = False
-        self._forget()
+        self.keys = self.values = self.document = self.count = self.position = self.next_position = None
+        self._start_record()
         self.cumulative_length = torch.zeros_like(self.cumulative_length)
 
     def fill_(self, keys, values, document, count, position, next_position, cumulative_length) -> None:

@@ -27,11 +27,8 @@ def associative_examples(
     """
     if min(len(keys), len(values)) < pairs:
         raise ValueError(f"there must be at least {pairs} keys and values, got {len(keys)} and {len(values)}.")
-
-    def drawn(ids: Tensor) -> Tensor:  # (B, P)
-        return ids[torch.rand(count, len(ids), generator=generator).argsort(dim=1)[:, :pairs]]
-
-    first_keys, first_values = drawn(keys), drawn(values)
+    orders = (torch.rand(count, len(ids), generator=generator).argsort(dim=1)[:, :pairs] for ids in (keys, values))
+    first_keys, first_values = (ids[order] for ids, order in zip((keys, values), orders))  # (B, P)
     order = torch.rand(count, pairs, generator=generator).argsort(dim=1)
     both_keys = torch.cat([first_keys, first_keys.gather(1, order)], dim=1)  # (B, 2 P)
     both_values = torch.cat([first_values, first_values.gather(1, order)], dim=1)

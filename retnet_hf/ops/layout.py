@@ -156,19 +156,15 @@ def layout_of(
     if past is not None and past.is_initialized:
         past_position = past.next_position
         if past_position.shape[0] != batch:
-            raise ValueError(
-                f"cache holds {len(past_position)} sequences, but the batch has {batch}. Select or repeat "
-                "rows of the state to match."
-            )
+            held = f"cache holds {len(past_position)} sequences, but the batch has {batch}"
+            raise ValueError(f"{held}. Select or repeat rows of the state to match.")
     if state_rows is not None:
-        raise ValueError(
-            "state_rows need cu_seq_lens_q and a cache that has rows. RetNetState.zeros(config, sequences) creates one."
-        )
+        advice = "RetNetState.zeros(config, sequences) creates one."
+        raise ValueError(f"state_rows need cu_seq_lens_q and a cache that has rows. {advice}")
     if length == 0:
-        raise ValueError(
-            "there must be at least one new token. To call generate() with a state and only the new ids, pass an "
-            "attention_mask that also covers the tokens that the state has read."
-        )
+        advice = "pass an attention_mask that also covers the tokens that the state has read."
+        call = "To call generate() with a state and only the new ids"
+        raise ValueError(f"there must be at least one new token. {call}, {advice}")
     mask = None if attention_mask is None else new_columns(shape, attention_mask, past)
     start = torch.zeros(1, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
     start = start[:, None]  # (B|1, 1)
@@ -230,10 +226,8 @@ def checked_offsets(cu_seq_lens_q: Tensor | list[int], shape: tuple[int, int]) -
         valid = offsets[0] == 0 and offsets[-1] == length and all(map(operator.le, offsets, offsets[1:]))
     if not valid:
         given = f"{cu_seq_lens_q} for {batch} rows" if batch != 1 else str(cu_seq_lens_q)
-        raise ValueError(
-            "cu_seq_lens_q must be the offsets of documents in one row, (documents + 1,) integers that begin at 0, never "
-            f"decrease and end at its {length} tokens, got {given}."
-        )
+        needed = f"(documents + 1,) integers that begin at 0, never decrease and end at its {length} tokens"
+        raise ValueError(f"cu_seq_lens_q must be the offsets of documents in one row, {needed}, got {given}.")
     return offsets
 
 

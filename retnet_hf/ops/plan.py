@@ -101,10 +101,8 @@ class Plan(OnDevice):
         if form not in FORMS:
             raise ValueError(f"retention_form must be one of {', '.join(FORMS)}, got {form!r}.")
         if maps and form not in ("auto", "parallel"):
-            raise ValueError(
-                f"retention_form must be auto or parallel with output_attentions=True, got {form!r}: "
-                "the other forms never compute the retention map."
-            )
+            needed = f"auto or parallel with output_attentions=True, got {form!r}"
+            raise ValueError(f"retention_form must be {needed}: the other forms never compute the retention map.")
         length, device = layout.position.shape[1], layout.position.device
         cast_dtypes = () if kernels.chunkwise is None else HALF_PRECISION
         if not (cast_dtypes or layout.in_parts or torch.compiler.is_compiling()) and length > chunk_size:

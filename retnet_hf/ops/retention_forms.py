@@ -731,10 +731,8 @@ def check_operands(
 ) -> None:
     """Raises ValueError if the shapes of `retention`'s operands do not fit each other."""
     if query.dim() != 4 or key.shape[:1] + key.shape[2:] != query.shape[:1] + query.shape[2:]:
-        raise ValueError(
-            "query and key must be (batch, heads, tokens, key size) and agree in all but the heads, "
-            f"got {tuple(query.shape)} and {tuple(key.shape)}."
-        )
+        needed = "(batch, heads, tokens, key size) and agree in all but the heads"
+        raise ValueError(f"query and key must be {needed}, got {tuple(query.shape)} and {tuple(key.shape)}.")
     if key.shape[:3] != value.shape[:3] or query.shape[1] % key.shape[1]:
         raise ValueError(
             "key and value must have the same batch, heads and tokens, and query a multiple of their heads, "

@@ -143,20 +143,15 @@ class Context(NamedTuple):
         others = {"cu_seq_lens_q": cu_seq_lens_q, "output_attentions": output_attentions or None}
         others["retention_form"] = None if retention_form in (None, "auto", "chunkwise") else retention_form
         if unfit := [name for name, value in others.items() if value is not None]:
-            raise ValueError(
-                f"{unfit[0]} cannot be passed to a model that splits sequences over ranks. Mark documents by position_ids "
-                "or seq_idx. Retention is always chunkwise."
-            )
+            advice = "Mark documents by position_ids or seq_idx. Retention is always chunkwise."
+            raise ValueError(f"{unfit[0]} cannot be passed to a model that splits sequences over ranks. {advice}")
         if past is not None and past.record_past:
-            raise ValueError(
-                "sequences split over ranks cannot use a state that records its past (activate_past_recording)."
-            )
+            state = "a state that records its past (activate_past_recording)"
+            raise ValueError(f"sequences split over ranks cannot use {state}.")
         past_position = past.next_position if past is not None and past.is_initialized else None
         if past_position is not None and len(past_position) != shape[0]:
-            raise ValueError(
-                f"cache holds {len(past_position)} sequences, but the batch has {shape[0]}. Select or repeat rows "
-                "of the state to match."
-            )
+            held = f"cache holds {len(past_position)} sequences, but the batch has {shape[0]}"
+            raise ValueError(f"{held}. Select or repeat rows of the state to match.")
         if attention_mask is not None and attention_mask.shape != shape:
             given = tuple(attention_mask.shape)
             raise ValueError(f"attention_mask must have the shape of this rank's tokens, {tuple(shape)}, got {given}.")

@@ -243,10 +243,9 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         """
         family = "transnormer" if "linear_use_lrpe_list" in config_dict else config_dict.get("model_type", cls.model_type)
         if family not in (cls.model_type, RetNetConfig.model_type):
-            raise ValueError(
-                f"config.json describes a model of type {family}, which {cls.__name__} cannot read. Load the model with "
-                "AutoModelForCausalLM or RetNetHybridForCausalLM."
-            )
+            advice = "Load the model with AutoModelForCausalLM or RetNetHybridForCausalLM."
+            found = f"a model of type {family}, which {cls.__name__} cannot read"
+            raise ValueError(f"config.json describes {found}. {advice}")
         if config_dict.get("attn") and not cls.is_hybrid:  # the softmax layers of a hybrid of fla
             return CONFIG_MAPPING["retnet_hybrid"].from_dict(config_dict, **kwargs)
         positions = {name: kwargs.pop(name) for name in ("max_position_embeddings",) if name in kwargs}
@@ -259,9 +258,8 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
             self.max_position_embeddings = positions
         rope_type = (self.rope_parameters or kwargs.get("rope_scaling") or {}).get("rope_type")
         if positions is None and rope_type in ("llama3", "yarn"):
-            raise ValueError(
-                f"max_position_embeddings must be the sequence length of training if rope_type is {rope_type}, got None."
-            )
+            needed = f"the sequence length of training if rope_type is {rope_type}"
+            raise ValueError(f"max_position_embeddings must be {needed}, got None.")
         self.base_model_tp_plan = self._tensor_parallel_plan()
         super().__post_init__(**kwargs)
 
@@ -313,10 +311,8 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
             setattr(self, name, value)
         for name in OF_HYBRIDS.keys() & kwargs.keys():
             if kwargs.pop(name) not in (OF_HYBRIDS[name], self.layer_types, None):
-                raise ValueError(
-                    f"{name} is a field of RetNetHybridConfig (model_type retnet_hybrid). RetNetConfig only has retention "
-                    "layers with dense feed-forwards."
-                )
+                reason = "RetNetConfig only has retention layers with dense feed-forwards."
+                raise ValueError(f"{name} is a field of RetNetHybridConfig (model_type retnet_hybrid). {reason}")
         hidden_ratio = kwargs.pop("hidden_ratio", None) or 2
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads

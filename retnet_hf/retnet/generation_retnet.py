@@ -90,29 +90,21 @@ class RetNetGeneration(GenerationMixin):
     ) -> None:
         """Lets transformers check the request, then replaces its cache by a `RetNetState`."""
         if self.model.context is not None:
-            raise ValueError(
-                "generate() needs the whole sequence on one rank. Call context_parallel(model, None) first. The state that "
-                "a prompt left on each rank stays valid."
-            )
+            advice = "Call context_parallel(model, None) first. The state that a prompt left on each rank stays valid."
+            raise ValueError(f"generate() needs the whole sequence on one rank. {advice}")
         self.model.arrange_layers()
         implementation = generation_config.cache_implementation or ""
         if implementation == "quantized":
-            raise ValueError(
-                'cache_implementation must be None, "dynamic" or "static", got "quantized": '
-                "a retention state has a constant size and accumulates, so it is kept in full precision."
-            )
+            reason = "a retention state has a constant size and accumulates, so it is kept in full precision."
+            raise ValueError(f'cache_implementation must be None, "dynamic" or "static", got "quantized": {reason}')
         if implementation.startswith("offloaded"):
-            logger.warning_once(
-                f"cache_implementation={implementation!r} has no effect: a retention state does not grow, so it stays on "
-                "the device of the layers."
-            )
+            reason = "a retention state does not grow, so it stays on the device of the layers."
+            logger.warning_once(f"cache_implementation={implementation!r} has no effect: {reason}")
         given = model_kwargs.get(CACHE)
         past = RetNetState.length_of(given)
         if generation_mode == GenerationMode.ASSISTED_GENERATION and past:
-            raise ValueError(
-                "cache must be empty or absent for assisted decoding, because transformers then reads the whole "
-                f"prompt again. The state has already read {past} tokens."
-            )
+            reason = f"transformers then reads the whole prompt again. The state has already read {past} tokens."
+            raise ValueError(f"cache must be empty or absent for assisted decoding, because {reason}")
         super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
         if given is not None:
             install_retention_layers(given, self.config)

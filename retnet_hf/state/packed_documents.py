@@ -96,10 +96,8 @@ def continued_layout(
     documents = packed_documents(checked_offsets(cu_seq_lens_q, shape), chunk_size, device)
     boundaries, number, rows = documents.boundaries, len(documents.order), state_rows
     if rows is None and past.batch_size != number:
-        raise ValueError(
-            f"cache holds {past.batch_size} sequences, and cu_seq_lens_q {number} documents. Pass state_rows, or "
-            "one sequence for each document."
-        )
+        held = f"cache holds {past.batch_size} sequences, and cu_seq_lens_q {number} documents"
+        raise ValueError(f"{held}. Pass state_rows, or one sequence for each document.")
     past_position = past.next_position
     if rows is not None:
         rows = torch.as_tensor(rows)

@@ -349,10 +349,8 @@ STATE_LAYERS: dict[str, Callable[[PreTrainedConfig, int], StateLayer]] = {"linea
 def require_retention_alone(config: PreTrainedConfig) -> None:
     """Raises ValueError if some layers have softmax attention."""
     if config.has_softmax_attention:
-        raise ValueError(
-            "packed documents can only continue from rows of a state if all layers of the model are retention, without "
-            "softmax attention (layer_types)."
-        )
+        needed = "all layers of the model are retention, without softmax attention (layer_types)."
+        raise ValueError(f"packed documents can only continue from rows of a state if {needed}")
 
 
 def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
@@ -366,10 +364,8 @@ def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
             cache.config = config  # so that fingerprints are compared only once
         return cache
     if any(getattr(layer, "is_initialized", False) for layer in cache.layers):
-        raise ValueError(
-            f"cache must be a RetNetState or an empty cache for {layers} layers, got a "
-            f"{type(cache).__name__} of {len(cache.layers)} layers that is already in use."
-        )
+        given = f"{type(cache).__name__} of {len(cache.layers)} layers that is already in use"
+        raise ValueError(f"cache must be a RetNetState or an empty cache for {layers} layers, got a {given}.")
     record_past = any(getattr(layer, "record_past", False) for layer in cache.layers)
     cache.layers, cache.layer_class_to_replicate, cache.config = RetNetState(config).layers, None, config
     if record_past:
@@ -568,10 +564,9 @@ class RetNetState(LayerStates, Cache):
             return
         may_differ = self._mark is not None or (alone and writer is not None and self.batch_size > 0)
         if may_differ and not is_of_same_weights(weights_mark(model), self.weights_mark):
-            raise ValueError(
-                f"the state was computed by a {type(model).__name__} with other weights, or with other active adapters. "
-                "If you know that it fits, save it, and load it with RetNetState.load(..., other_weights=True)."
-            )
+            other = f"{type(model).__name__} with other weights, or with other active adapters"
+            advice = "If you know that it fits, save it, and load it with RetNetState.load(..., other_weights=True)."
+            raise ValueError(f"the state was computed by a {other}. {advice}")
         self._writer = weakref.ref(model)
 
     def require_read(self, input_ids: Tensor) -> None:
@@ -580,10 +575,9 @@ class RetNetState(LayerStates, Cache):
         if last_ids is None or len(last_ids) != len(input_ids) or not 0 < read < input_ids.shape[1]:
             return
         if not torch.equal(input_ids[:, read - 1], last_ids.to(input_ids.device)):
-            raise ValueError(
-                f"input_ids must begin with the {read} tokens that cache has read. To pass only new tokens, "
-                f"pass an attention_mask that also has columns for the {read} tokens before them."
-            )
+            advice = f"pass an attention_mask that also has columns for the {read} tokens before them."
+            needed = f"input_ids must begin with the {read} tokens that cache has read"
+            raise ValueError(f"{needed}. To pass only new tokens, {advice}")
 
     def reset(self) -> None:
         self._writer, self._mark, self.first_tokens = None, None, ()

@@ -168,10 +168,8 @@ def write_state_file(
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a file, so no state can be saved there.")
     if mark == STALE_MARK:
-        logger.warning(
-            f"{path} will only load with other_weights=True: the model's weights or active adapters have changed since it "
-            "computed the state."
-        )
+        reason = "the model's weights or active adapters have changed since it computed the state."
+        logger.warning(f"{path} will only load with other_weights=True: {reason}")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # layers may share position tensors, which safetensors refuses to save
     tensors |= {name: tensor.clone() for name, tensor in tensors.items() if not tensor.is_floating_point()}

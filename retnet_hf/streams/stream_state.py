@@ -114,10 +114,8 @@ class StreamState(LayerStates):
     def __getitem__(self, layer: nn.Module) -> RetNetState | ConvolutionState:
         """Returns the part of a layer. Raises ValueError for a layer of another model."""
         if layer not in self.parts:
-            raise ValueError(
-                f"the state has no part for this {type(layer).__name__}: it was made for another model, or before the model "
-                "was copied. StreamState(model) makes one."
-            )
+            reason = "it was made for another model, or before the model was copied. StreamState(model) makes one."
+            raise ValueError(f"the state has no part for this {type(layer).__name__}: {reason}")
         return self.parts[layer]
 
     def named_layers(self) -> dict[str, StateLayer]:

@@ -60,10 +60,8 @@ def shard_sequence(
     parts = context.ranks * context.segments
     lengths = {name: tensor.shape[1] for name, tensor in inputs.items()}
     if len(set(lengths.values())) != 1 or next(iter(lengths.values())) % parts:
-        raise ValueError(
-            f"inputs must have one length, a multiple of {parts} for {context.ranks} ranks in {order} order, got {lengths}. "
-            "Pad them, with attention_mask 0, as pad_to_multiple_of does."
-        )
+        needed = f"one length, a multiple of {parts} for {context.ranks} ranks in {order} order, got {lengths}"
+        raise ValueError(f"inputs must have {needed}. Pad them, with attention_mask 0, as pad_to_multiple_of does.")
     added = {}
     if "labels" in inputs:
         inputs["shift_labels"] = F.pad(inputs["labels"][:, 1:], (0, 1), value=ignore_index)
@@ -74,9 +72,8 @@ def shard_sequence(
 
 def _context_of(group: Any, order: str) -> Context:
     if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError(
-            "Splitting sequences over ranks needs a process group. Start the program with torchrun or accelerate launch."
-        )
+        advice = "Start the program with torchrun or accelerate launch."
+        raise RuntimeError(f"Splitting sequences over ranks needs a process group. {advice}")
     if hasattr(group, "get_group"):
         if group.ndim != 1:
             raise ValueError(f"A mesh must have one dimension, such as mesh['cp'], got {group.ndim}.")

@@ -135,10 +135,9 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         self._require(not_empty, "mlp_ratios", f"large enough that times hidden_sizes ({sizes}) each is at least 1")
         self._check(f"a list of {' and '.join(ATTENTION_TYPES)}", "attention_types", allows=set(ATTENTION_TYPES).issuperset)
         between = all(0 < decay < 1 for stage in range(len(self.depths)) for decay in self.decays(stage))
-        decay = (
-            f"with decay_exponent_ranges ({self.decay_exponent_ranges}) every decay 1 - 2^(-exponent - range · head / heads)"
-        )
-        self._require(between, "decay_exponents", f"such that {decay} lies between 0 and 1")
+        ranges, decay = self.decay_exponent_ranges, "every decay 1 - 2^(-exponent - range · head / heads)"
+        allowed = f"such that with decay_exponent_ranges ({ranges}) {decay} lies between 0 and 1"
+        self._require(between, "decay_exponents", allowed)
         inputs = (None, *TOKEN_CLASSIFIER_INPUTS)
         self._check(f"None, {' or '.join(inputs[1:])}", "token_classifier_input", allows=inputs.__contains__)
         self._check("a name of transformers.activations.ACT2FN", "hidden_act", "projection_act")

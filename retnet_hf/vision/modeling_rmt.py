@@ -69,12 +69,9 @@ class RMTPositions(ComputedBuffer):
         """Returns the geometry of a grid of rows x columns tokens, computed in float32 or wider. Decays have `dtype`."""
         angle = angles(torch.arange(rows * columns, device=device)[:, None], self.frequency, dtype)
         log_decay = self.decay(dtype, device)[:, None, None]
-
-        def decay_along(length: int) -> Tensor:  # (1, H, length, length)
-            position = torch.arange(length, device=device)
-            return ((position[:, None] - position).abs() * log_decay)[None]
-
-        of_rows, of_columns = decay_along(columns), decay_along(rows)
+        places = (torch.arange(length, device=device) for length in (columns, rows))
+        # (1, H, L, L) and (1, H, R, R)
+        of_rows, of_columns = (((place[:, None] - place).abs() * log_decay)[None] for place in places)
         if self.decomposed:
             return RMTGeometry(angle, row_decay=of_rows.to(dtype), column_decay=of_columns.to(dtype))
         decay = of_columns[:, :, :, None, :, None] + of_rows[:, :, None, :, None, :]
@@ -108,14 +105,10 @@ class RMTAttention(nn.Module):
         """Returns the mixed tokens (B, R, L, C), and the attention map (B, H, T, T) if the call asks for it, else None."""
         batch, rows, columns, size = hidden_states.shape
         value = self.v_proj(hidden_states)
-        position_encoding = self.lepe(value)
-
-        def heads(projected: Tensor) -> Tensor:  # (B, R, L, C) -> (B, T, H, K)
-            return projected.reshape(batch, rows * columns, -1, self.head_dim)
-
-        query = rotate(heads(self.q_proj(hidden_states)), geometry.cos, geometry.sin).to(value.dtype)
-        key = rotate(heads(self.k_proj(hidden_states)), geometry.cos, geometry.sin).to(value.dtype)
-        value, attention = heads(value), None
+        position_encoding, of_heads = self.lepe(value), (batch, rows * columns, -1, self.head_dim)  # (B, T, H, K)
+        query = rotate(self.q_proj(hidden_states).reshape(of_heads), geometry.cos, geometry.sin).to(value.dtype)
+        key = rotate(self.k_proj(hidden_states).reshape(of_heads), geometry.cos, geometry.sin).to(value.dtype)
+        value, attention = value.reshape(of_heads), None
         if asks_for_maps(self.config, output_attentions):  # computes the output from the map, so that gradients reach it
             if self.decomposed:
                 # Attention along the rows, then along the columns, has one map, the product of two, because a single path

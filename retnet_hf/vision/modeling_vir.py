@@ -126,13 +126,10 @@ class ViRRetention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         size = config.hidden_size
-
-        def projection() -> nn.Module:
-            if config.use_per_head_projections:
-                return ViRPerHeadLinear(config.num_attention_heads, config.head_dim, bias=config.qkv_bias)
-            return nn.Linear(size, size, bias=config.qkv_bias)
-
-        self.q_proj, self.k_proj, self.v_proj = projection(), projection(), projection()
+        kind, sizes = nn.Linear, (size, size)
+        if config.use_per_head_projections:
+            kind, sizes = ViRPerHeadLinear, (config.num_attention_heads, config.head_dim)
+        self.q_proj, self.k_proj, self.v_proj = (kind(*sizes, bias=config.qkv_bias) for _ in range(3))
         self.norm = ViRRetentionLayerNorm(size, eps=config.layer_norm_eps) if config.use_retention_norm else None
         self.act_fn = nn.Identity() if config.retention_act is None else ACT2FN[config.retention_act]
         self.o_proj = nn.Linear(size, size)

@@ -84,7 +84,15 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
         metadata = get_forward_context().attn_metadata
         if metadata is None:  # vLLM calls the model to measure memory
             return self.model(inputs_embeds=embeds[None], use_cache=False).last_hidden_state[0]
-        boundaries = self.begin_step(metadata, positions)
+        # Passes the requests of the step to each layer. The boundaries of the requests are on the host.
+        first = metadata[next(layer.prefix for layer in self.state.layers if isinstance(layer, StateSlots))]
+        begins, boundaries = first.query_start_loc[:-1].long(), first.boundaries
+        next_position = positions[begins.clamp(max=len(positions) - 1)]
+        for layer in self.state.layers:
+            if isinstance(layer, StateSlots):
+                layer.choose(metadata[layer.prefix].state_indices_tensor.long(), next_position)
+            else:
+                layer.choose(next_position)
         tokens = int(boundaries[-1])
         hidden_states = self.model(
             inputs_embeds=embeds[None, :tokens],
@@ -95,19 +103,6 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
         ).last_hidden_state[0]
         padding = len(embeds) - tokens
         return nn.functional.pad(hidden_states, (0, 0, 0, padding)) if padding else hidden_states
-
-    def begin_step(self, metadata: dict, positions: Tensor) -> Tensor:
-        """Passes the requests of a step to each layer, and returns the boundaries of the requests, on the host."""
-        layers = self.state.layers
-        first = metadata[next(layer.prefix for layer in layers if isinstance(layer, StateSlots))]
-        begins = first.query_start_loc[:-1].long()
-        next_position = positions[begins.clamp(max=len(positions) - 1)]
-        for layer in layers:
-            if isinstance(layer, StateSlots):
-                layer.choose(metadata[layer.prefix].state_indices_tensor.long(), next_position)
-            else:
-                layer.choose(next_position)
-        return first.boundaries
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         return self.logits_processor(self.lm_head, hidden_states)

@@ -86,10 +86,6 @@ class StageRun(TrainingRun):
         """Returns a quarter for windows: they begin near their target, and Adam's first steps are as large as the rate."""
         return 0.25 if "sliding_attention" in self.model.config.layer_types else TrainingRun.warmup
 
-    @property
-    def rate_option(self) -> str:
-        return f"--{self.name}-lr"
-
     def shown(self, loss: float) -> str:
         return f"{perplexity(loss):,.2f}" if self.name == "long" else f"{loss:.4f}"
 
@@ -274,16 +270,11 @@ class Linearization:
             left = max(0.01, (1 - REPORT) * minutes - course.seconds() / 60)  # at least one step
             minutes = left * times[stage] / sum(times.values())
         course = replace(course, steps=steps[stage], minutes=minutes, started=started, resume=folder.partial.exists())
-        return StageRun(
-            start=Start(folder, recipe, course, self.start.digest, data="the source or the text is"),
-            model=model,
-            training=blocks,
-            evaluation=held_out,
-            name=stage,
-            place=f"stage {1 + number} of {len(steps)}",
-            teacher=self.teacher if asks_teacher else None,
-            measured=self.measured_blocks if stage == "align" else None,
-        )
+        start = Start(folder, recipe, course, self.start.digest, data="the source or the text is")
+        given = {"start": start, "model": model, "training": blocks, "evaluation": held_out}
+        given |= {"name": stage, "place": f"stage {1 + number} of {len(steps)}", "rate_option": f"--{stage}-lr"}
+        given["measured"] = self.measured_blocks if stage == "align" else None
+        return StageRun(**given, teacher=self.teacher if asks_teacher else None)
 
     def _divergence(self, stage: str, before: Path | None, held_out: Tensor) -> float | None:
         """Returns the divergence of model and source in nats before stage 2, on blocks (N, T); None if not needed."""

@@ -164,7 +164,6 @@ class TrainingRun(TrainerCallback):
     evaluation, and `outcome()` of the training, in rich's markup.
     """
 
-    rate_option: ClassVar[str] = "--lr"
     least_between: ClassVar[int] = 1  # minimum of the steps between evaluations, unless the user sets them
     warmup: ClassVar[float] = 0.05  # share of the steps in which the learning rate rises; at most 100 steps
 
@@ -172,6 +171,7 @@ class TrainingRun(TrainerCallback):
     model: PreTrainedModel
     training: Dataset
     evaluation: Dataset
+    rate_option: str = "--lr"
 
     def __post_init__(self) -> None:
         self.folder, self.recipe, self.checkpoint = self.start.folder, self.start.recipe, self.start.checkpoint
@@ -514,14 +514,6 @@ def prepare(sources: list[str], documents: list[Any], folder: TrainingFolder, re
     largest = max(int(each.max()) for each in (training if isinstance(training, Tensor) else [ids for ids, _ in training]))
     if largest >= model.config.vocab_size:
         raise InputError(f"the tokenizer has a token {largest}, and the model knows {model.config.vocab_size} tokens")
-    return TextRun(
-        start=start,
-        model=model.float(),
-        training=training,
-        evaluation=evaluation,
-        sources=sources,
-        tokenizer=tokenizer,
-        prompt=prompt,
-        prompt_ids=prompt_ids,
-        dtype=model.config.dtype or torch.float32,
-    )
+    data = {"sources": sources, "tokenizer": tokenizer, "prompt": prompt, "prompt_ids": prompt_ids}
+    data |= {"training": training, "evaluation": evaluation}
+    return TextRun(start=start, model=model.float(), dtype=model.config.dtype or torch.float32, **data)
