@@ -179,19 +179,6 @@ def test_retention_maps_are_what_the_layer_multiplies_its_values_with():
     assert model(ids).attentions is None
 
 
-@torch.no_grad()
-def test_without_use_cache_a_state_is_read_and_left_alone():
-    model, ids = small_model(), random_ids(1, 10)
-    state = model(ids[:, :6], use_cache=True).past_key_values
-    before = state.clone()
-    read = model(ids[:, 6:], past_key_values=state, use_cache=False)
-    assert read.past_key_values is None
-    same_state(state, before, 0)
-    assert int(state.get_seq_length()) == 6
-    assert torch.equal(read.logits, model(ids[:, 6:], past_key_values=state, use_cache=True).logits)
-    assert int(state.get_seq_length()) == 10
-
-
 def test_gradients_flow_through_the_state_between_calls():
     """Two calls with the state carried are one call, gradients included: nothing is detached behind the user's back."""
     model, ids = small_model().double().train(), random_ids(1, 14)
