@@ -15,7 +15,7 @@ from transformers.utils import logging
 from .choices import KERNELS
 from .gradients import cross_entropy_and_gradient_, gated, normed_gate, rotate_both
 from .layout import Layout
-from .retention_forms import needs_autograd, recurrent_step_
+from .retention_forms import is_traced, recurrent_step_
 
 
 logger = logging.get_logger(__name__)
@@ -91,7 +91,7 @@ _use._dynamo_marked_constant = True  # like assume_constant_result, which would 
 
 def may_launch_eagerly() -> bool:
     """Returns whether no compiler, tracer, mode or forward-mode derivative would miss launches outside an operator."""
-    return not needs_autograd() and torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
+    return not is_traced() and torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
 
 
 def kernels_of_call(kernels: Kernels, layout: Layout, dtype: torch.dtype, sizes: Sizes) -> Kernels:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .retention_forms import TokenAges, any_hole, needs_autograd, token_ages
+from .retention_forms import TokenAges, any_hole, is_traced, token_ages
 
 
 class OnDevice:
@@ -206,7 +206,7 @@ def layout_of(
 
     # `generate` passes a bool mask of one token only if a row has ended, and CUDA graphs cannot read it.
     unread, has_holes = length == 1 and mask is not None and mask is attention_mask, None
-    if not needs_autograd() and not unread:  # a mask that is all True and starts that are all False are dropped
+    if not is_traced() and not unread:  # a mask that is all True and starts that are all False are dropped
         if mask is not None:
             kind = int(1 - mask.all().int() + any_hole(mask))  # one number, for which the host waits once
             mask, has_holes = mask if kind else None, kind > 1
@@ -221,7 +221,7 @@ def checked_offsets(cu_seq_lens_q: Tensor | list[int], shape: tuple[int, int]) -
     (batch, length), offsets = shape, torch.as_tensor(cu_seq_lens_q)
     valid = batch == 1 and offsets.dim() == 1 and len(offsets) > 1
     valid = valid and not (offsets.is_floating_point() or offsets.dtype == torch.bool)
-    if valid and not needs_autograd():
+    if valid and not is_traced():
         offsets = offsets.tolist() if offsets is cu_seq_lens_q else list(cu_seq_lens_q)
         valid = offsets[0] == 0 and offsets[-1] == length and all(map(operator.le, offsets, offsets[1:]))
     if not valid:
@@ -246,7 +246,7 @@ def new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Te
             f"attention_mask must be (batch, tokens), with one column for each of the {length} new tokens and, optionally, "
             f"for each token before them, got {tuple(attention_mask.shape)} for a batch of {batch}."
         )
-    if attention_mask.is_floating_point() and not needs_autograd() and bool((attention_mask < 0).any()):
+    if attention_mask.is_floating_point() and not is_traced() and bool((attention_mask < 0).any()):
         raise ValueError("attention_mask must be 0 where a token is absent and 1 elsewhere, got negative values.")
     if width == length:
         return attention_mask if attention_mask.dtype == torch.bool else attention_mask != 0
@@ -269,7 +269,7 @@ def checked_positions(shape: tuple[int, int], position_ids: Tensor) -> Tensor:
         raise ValueError(
             f"position_ids must be (batch, tokens) = ({batch}, {length}) or (1, {length}), got {tuple(position_ids.shape)}."
         )
-    if position_ids.shape[0] > 1 and length > 1 and not needs_autograd():
+    if position_ids.shape[0] > 1 and length > 1 and not is_traced():
         alike = bool((position_ids == position_ids[:1]).all())
         return position_ids[:1] if alike else position_ids
     return position_ids

@@ -59,13 +59,11 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     return torch.float64 if any(each is not None and each.dtype == torch.float64 for each in tensors) else torch.float32
 
 
-def needs_autograd(constants: Tensor | None = None) -> bool:
-    """Returns whether autograd must see plain operations, because the custom functions here have no gradient of `constants`,
-    and because compilers, tracers and `torch.func` cannot handle them. Values of tensors must not be read then either.
+def is_traced() -> bool:
+    """Returns whether a compiler, a tracer or `torch.func` runs the call. They need operations that PyTorch differentiates
+    instead of custom functions, and values of tensors must not be read.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
-        return True
-    return constants is not None and constants.requires_grad
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 def cached_outside_modes(function: Callable[..., T]) -> Callable[..., T]:
@@ -252,7 +250,7 @@ def token_ages(mask: Tensor | None, reset: Tensor | None, has_holes: bool | None
     if mask is None:
         return TokenAges(torch.arange(1, document.shape[1] + 1, device=document.device)[None], document, None, False)
     if has_holes is None:
-        has_holes = needs_autograd() or bool(any_hole(mask))
+        has_holes = is_traced() or bool(any_hole(mask))
     return TokenAges(mask.cumsum(-1), document, ~mask[:, None, :, None], has_holes)
 
 
@@ -427,7 +425,7 @@ class Chunks(NamedTuple):
         places = None
         if state is None:
             state = torch.zeros_like(written[:, :, 0])
-        if chunks > 1 and not torch.is_grad_enabled() and not needs_autograd():
+        if chunks > 1 and not torch.is_grad_enabled() and not is_traced():
             before = torch.empty_like(written)  # each state is written to its final place, without a copy
             places = before.unbind(2)[:: -1 if backwards else 1]
         decay = self.query[..., -1:, :].expand(-1, -1, chunks, -1, -1)  # (B|1, M, N, 1, 1)
@@ -644,7 +642,7 @@ def retention_in_chunks(
     """
     with without_autocast(query.device.type):
         operands = (query, key, value, initial_state, chunks, ages, with_final)
-        if needs_autograd(chunks.rate) or chunks.plain is None:
+        if chunks.rate.requires_grad or chunks.plain is None or is_traced():
             return blockwise_retention(*operands, at_once=True)
         return (ChunkwiseRetention.apply if torch.is_grad_enabled() else blockwise_retention)(*operands)
 

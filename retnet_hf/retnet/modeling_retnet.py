@@ -55,7 +55,7 @@ from ..ops.gradients import mean_cross_entropy
 from ..ops.kernels import kernels_found_right, kernels_of_call, load_kernels
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan
-from ..ops.retention_forms import default_chunk_size, needs_autograd
+from ..ops.retention_forms import default_chunk_size, is_traced
 from ..state.retention_state import RetNetState, StateLayer, UpdatedOnce, first_in_use, past_of_call
 from ..state.state_file import first_tokens_of
 from .configuration_retnet import RetNetConfig
@@ -473,7 +473,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
                 hidden_states = hidden_states * self.config.embedding_multiplier
             hidden_states = self.embed_dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
         # Compilers and tracers must skip the comparison: it would bound the length of an exported program.
-        whole = torch.is_grad_enabled() or needs_autograd()
+        whole = torch.is_grad_enabled() or is_traced()
         whole = whole or math.prod(hidden_states.shape[:2]) <= PIECE_SIZE_ON_CPU
         pieces = [] if whole else pieces_of(self, hidden_states.shape, retention_form, **kwargs)
         if len(pieces) > 1:
