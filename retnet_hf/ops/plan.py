@@ -104,6 +104,7 @@ class Plan(OnDevice):
             needed = f"auto or parallel with output_attentions=True, got {form!r}"
             raise ValueError(f"retention_form must be {needed}: the other forms never compute the retention map.")
         length, device = layout.position.shape[1], layout.position.device
+        # Products that read bfloat16 anyway need no wider operands. Other forms compute in float32.
         cast_dtypes = () if kernels.chunkwise is None else HALF_PRECISION
         if not (cast_dtypes or layout.in_parts or torch.compiler.is_compiling()) and length > chunk_size:
             cast_dtypes = (torch.bfloat16,) if multiplies_bfloat16(device) else ()

@@ -52,7 +52,7 @@ from ..modules.layers import (
     rotary_frequencies,
 )
 from ..ops.gradients import mean_cross_entropy
-from ..ops.kernels import kernels_found_right, kernels_of_call, load_kernels
+from ..ops.kernels import kernels_of_call, load_kernels, verified_kernels
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan
 from ..ops.retention_forms import default_chunk_size, is_traced
@@ -222,7 +222,7 @@ class RetNetRetention(RetNetTokenMixer):
             output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
         else:
             gate = self.g_proj(hidden_states)  # swish(X W_G) ⊙ Y, below
-            output = kernels_found_right(self.kernels, gate).normed_gate(output, self.head_norm, gate, self.gate_fn)
+            output = verified_kernels(self.kernels, gate).normed_gate(output, self.head_norm, gate, self.gate_fn)
         return self.o_proj(output), maps
 
 
@@ -245,7 +245,7 @@ class RetNetMLP(nn.Module):
             inner = self.act_fn(inner)
         else:
             gate = self.gate_proj(hidden_states)
-            inner = kernels_found_right(self.kernels, gate).gated(inner, gate, self.act_fn)
+            inner = verified_kernels(self.kernels, gate).gated(inner, gate, self.act_fn)
         return self.down_proj(self.dropout(inner) if self.training else inner)
 
 
@@ -574,7 +574,7 @@ class RetNetWithLMHead(RetNetPreTrainedModel):
             with_logits: whether to return the logits.
         """
         if is_own_loss:
-            kwargs["cross_entropy_"] = kernels_found_right(self.model.kernels, hidden_states).cross_entropy_
+            kwargs["cross_entropy_"] = verified_kernels(self.model.kernels, hidden_states).cross_entropy_
             return mean_cross_entropy(self.lm_head, hidden_states, labels, with_logits, **kwargs)
         logits, loss = self.lm_head(hidden_states), None
         if labels is not None:
