@@ -20,7 +20,7 @@ from transformers.utils import logging
 from retnet_hf.hybrid.modeling_hybrid import RetNetHybridDecoderLayer, RetNetHybridRetention
 from retnet_hf.modules.layers import has_hooks
 from retnet_hf.ops.plan import Plan
-from retnet_hf.ops.retention_forms import needs_autograd
+from retnet_hf.ops.retention_forms import is_traced
 from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel, RetNetRetention
 from retnet_hf.state.retention_state import RetNetState
 
@@ -50,7 +50,7 @@ class CompiledLayer(RetNetDecoderLayer):
     added = ("programs", "prompts")
 
     def forward(self, hidden_states, plan, state=None, **kwargs):
-        if not self.training and not needs_autograd():
+        if not self.training and not is_traced():
             compute = self.step if hidden_states.shape[1] == 1 else self.prompt
             output = compute(hidden_states, plan, state)
             if output is not None:

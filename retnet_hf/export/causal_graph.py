@@ -161,7 +161,7 @@ class CausalGraph(nn.Module):
         for kind in set(kinds) - {"linear_attention"}:
             rotate = inner.attention_rotation(plan, torch.float32)
             if distance is not None and AttentionSpan.of(inner.config, kind).sinks and rotate.angles is not None:
-                nearer = inner.attention_rotation(plan, torch.float32, plan.position.clamp(max=distance))
+                nearer = inner.attention_rotation(plan, torch.float32, plan.layout.call_position.clamp(max=distance))
                 rotate = SinkRotation(rotate, nearer)
             plans[kind] = AttentionOfState(rotate)
         return [plans[kind] for kind in kinds]

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from ..hub.saving import TRAVELS
 from ..modules.layers import has_hooks
 from ..ops.layout import new_columns
-from ..ops.retention_forms import needs_autograd
+from ..ops.retention_forms import is_traced
 from ..state.retention_state import RetNetState, RetNetStateLayer, first_in_use
 
 
@@ -230,7 +230,7 @@ def can_be_captured(model: nn.Module, state: Any) -> bool:
     config, device, modules = model.config, model.device, list(model.modules())
     possible = device.type in GRAPHS and type(state) is RetNetState and not state.is_compileable
     possible = possible and all(type(layer) is RetNetStateLayer and not layer.record_past for layer in state.layers)
-    possible = possible and not (torch.is_grad_enabled() or torch.is_autocast_enabled(device.type) or needs_autograd())
+    possible = possible and not (torch.is_grad_enabled() or torch.is_autocast_enabled(device.type) or is_traced())
     possible = possible and torch._C._len_torch_dispatch_stack() == 0
     possible = possible and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
     possible = possible and getattr(config, "num_experts", None) is None

@@ -17,7 +17,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from ..ops.layout import Layout, OnDevice
 from ..ops.plan import Rotation
-from ..ops.retention_forms import needs_autograd
+from ..ops.retention_forms import is_traced
 
 
 class AttentionSpan(NamedTuple):
@@ -102,7 +102,7 @@ def kept_columns(columns: Columns, reach: AttentionSpan, removable: int = 0) -> 
     needed = needed & read.present & (read.documents == read.documents[:, -1:])
     order = needed.to(torch.int8).argsort(stable=True)  # needed columns at the end
     places = order[:, -near - reach.sinks :]
-    if not needs_autograd() and bool((places == places[:1]).all()):
+    if not is_traced() and bool((places == places[:1]).all()):
         places = places[:1]
     kept = Columns(*(torch.cat([chosen(marks, 1, places), later], dim=1) for marks, later in zip(read, tail)))
     last = torch.arange(length, length + removable, device=places.device).expand(len(places), -1)

@@ -109,7 +109,7 @@ class RetNetHybridRetention(RetNetRetention):
         """Returns queries, keys and values as `RetNetRetention` does, with learned rotation and activated values."""
         query, key, value = super().operands(hidden_states, plan)
         if self.learned_rotation is not None:
-            query, key = (self.learned_rotation(vectors, plan.position) for vectors in (query, key))
+            query, key = (self.learned_rotation(vectors, plan.layout.call_position) for vectors in (query, key))
         return query, key, self.value_act(value)
 
 
@@ -318,13 +318,15 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         """Returns the rotation in layers of softmax attention, at the positions (B|1, T) given, or else at the plan's."""
         config, scale = self.config, 1.0
         if config.attention_log_base is not None:
-            grown = (plan.position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
+            grown = (
+                (plan.layout.call_position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
+            )
             scale = grown[:, None, :, None] / math.log(config.attention_log_base)  # (B|1, 1, T, 1)
         angles = None
         if self.attention_rotary is self.rotary and position is None:
             angles = plan.rotate.angles
         elif self.attention_rotary is not None:
-            angles = self.attention_rotary(plan.position if position is None else position, dtype)
+            angles = self.attention_rotary(plan.layout.call_position if position is None else position, dtype)
         return Rotation(angles, scale, HALF_PRECISION)
 
 
@@ -357,6 +359,8 @@ class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
         """
         config, logits_of_layers, routing = self.config, outputs.router_logits, {}
         if logits_of_layers:  # recorded, in a model with experts: (N, E) for each layer, for N = B T new tokens
+            if isinstance(attention_mask, dict):  # one mask for each type of layer
+                attention_mask = attention_mask.get("linear_attention")
             if attention_mask is not None:
                 attention_mask = attention_mask[:, -(len(logits_of_layers[0]) // len(attention_mask)) :]
             experts = config.num_experts, config.num_experts_per_tok

@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..modules.layers import eager_attention_forward
 from ..ops.layout import Layout, OnDevice
 from ..ops.plan import Rotation
-from ..ops.retention_forms import needs_autograd
+from ..ops.retention_forms import is_traced
 from ..state.retention_state import STATE_LAYERS, StateLayer
 from .attention_columns import (
     AttentionSpan,
@@ -202,7 +202,7 @@ class AttentionPlan(OnDevice):
             first = torch.where(keys.beginnings(1), place, 0).cummax(-1).values  # (B, S), first column of the document
             first = keys.next_position.gather(1, first)[:, -length:]
             excess = (columns.next_position - first - distance).clamp(min=0)
-            if needs_autograd() or bool(excess.any()):  # compilers and transforms cannot read values
+            if is_traced() or bool(excess.any()):  # compilers and transforms cannot read values
                 self.rotate = SinkRotation(self.rotate, rotation(position=layout.position - excess))
                 self.halves = key_halves(sinks, dtype)
 

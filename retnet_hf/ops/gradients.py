@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import SiLUActivation
 
-from .retention_forms import gradients_where_asked, needs_autograd
+from .retention_forms import gradients_where_asked, is_traced
 
 
 BLOCK_SIZE = 2**17  # elements of a tensor that are computed at a time on a CPU
 LOGITS_AT_A_TIME_ON_CPU = 2**22
 LOGITS_AT_A_TIME_ELSEWHERE = 2**26
 LOGITS_AT_A_TIME_WITH_KERNEL = 2**28  # in training, where the softmax then does not exist as a tensor
-KINDS_OF_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 SILU = (nn.SiLU, SiLUActivation)
+KINDS_OF_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global_{kind}_hooks") for kind in KINDS_OF_HOOKS)
 
 
@@ -41,7 +41,7 @@ def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Or vectors (B, T, H, K) and angles (B|1, T, 1, K/2). The result has the wider of both dtypes. Angles get no gradient.
     """
-    if needs_autograd():
+    if is_traced():
         first, second = vectors.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
     if torch.is_grad_enabled() and vectors.requires_grad:
@@ -87,7 +87,7 @@ class RotateFunction(torch.autograd.Function):
 
 def rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Returns hidden_states / sqrt(mean(hidden_states²) + eps) · weight over the last dimension, in hidden_states' dtype."""
-    if needs_autograd() or hidden_states.device.type != "cpu":  # other devices have a kernel
+    if is_traced() or hidden_states.device.type != "cpu":  # other devices have a kernel
         return plain_rms_norm(hidden_states, weight, eps)
     recorded = torch.is_grad_enabled()
     return RMSNorm.apply(hidden_states, weight, eps) if recorded else RMSNorm.forward(None, hidden_states, weight, eps)
@@ -97,7 +97,7 @@ def plain_rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> 
     """Computes `rms_norm` by PyTorch's own operation, without copying heads (B, H, T, D) that are views of (B, T, H, D)."""
     if weight is not None and weight.dtype != hidden_states.dtype:
         weight = weight.to(hidden_states.dtype)
-    is_view = hidden_states.dim() == 4 and not needs_autograd() and not hidden_states.is_contiguous()
+    is_view = hidden_states.dim() == 4 and not is_traced() and not hidden_states.is_contiguous()
     dense = hidden_states.transpose(1, 2) if is_view else hidden_states
     normed = torch.rms_norm(dense, dense.shape[-1:], weight, eps)
     return normed.transpose(1, 2) if is_view else normed
@@ -152,7 +152,7 @@ def is_without_hooks(module: nn.Module) -> bool:
 def gated(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """Returns values · activation(gate), elementwise. SiLU, the usual activation, has a gradient of its own."""
     is_silu = type(activation) in SILU and is_without_hooks(activation)
-    if is_silu and torch.is_grad_enabled() and not needs_autograd():
+    if is_silu and torch.is_grad_enabled() and not is_traced():
         return SiLUGate.apply(values, gate)
     return values * activation(gate)
 
@@ -189,65 +189,6 @@ class SiLUGate(torch.autograd.Function):
         return grad_values, grad_gate
 
 
-def mean_cross_entropy(
-    head: nn.Linear,
-    hidden_states: Tensor,
-    labels: Tensor,
-    with_logits: bool = True,
-    num_items_in_batch: Tensor | int | None = None,
-    ignore_index: int = -100,
-    cross_entropy_: "CrossEntropy | None" = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Returns the mean cross entropy of head(hidden_states), and the logits (B, T, V) unless `with_logits` is False.
-
-    The loss is float32, or float64 if hidden_states is. Fuses head and loss if the head is a plain linear layer: without
-    bias, quantisation, adapter, sharding or hooks.
-
-    Args:
-        hidden_states: (B, T, D). labels: (B, T), already shifted.
-        num_items_in_batch: divisor of the sum, for accumulated gradients; by default the number of labels that count.
-        cross_entropy_: `cross_entropy_and_gradient_`, the default, or a kernel for it.
-    """
-    labels = labels.to(hidden_states.device)
-    rows, targets = hidden_states.flatten(0, 1), labels.flatten()
-    plain = type(head) is nn.Linear and type(head.weight) is nn.Parameter and head.bias is None
-    if plain and is_without_hooks(head):
-        total, logits = linear_cross_entropy(rows, head.weight, targets, ignore_index, with_logits, cross_entropy_)
-    else:
-        logits = head(hidden_states).flatten(0, 1)
-        total = summed_cross_entropy(logits, targets, ignore_index)
-    items = (labels != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
-    loss = total / (items.to(total.device) if isinstance(items, Tensor) else items)
-    return loss, logits.unflatten(0, labels.shape) if with_logits else None
-
-
-def linear_cross_entropy(
-    hidden_states: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    ignore_index: int = -100,
-    with_logits: bool = False,
-    cross_entropy_: "CrossEntropy | None" = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Returns the sum over rows of -ln softmax(hidden_states weightᵀ)[label], and the logits (N, V) or None.
-
-    Logits (N, V) are by far the largest tensor of a small model on a long text. PyTorch's cross entropy saves them, their
-    log-softmax and its gradient in float32. This function computes softmax and gradients for blocks of rows and saves the
-    gradients of the hidden states, (N, D), and of the weight, (V, D), for the backward pass. The sum is 0-dim, float32, or
-    float64 if hidden_states is.
-
-    Args:
-        hidden_states: (N, D). weight: (V, D). labels: (N,) int64, `ignore_index` in rows that do not count.
-        with_logits: whether to return differentiable logits. Otherwise logits only exist for one block of rows at a time.
-    """
-    if needs_autograd():
-        logits = F.linear(hidden_states, weight)
-        return summed_cross_entropy(logits, labels, ignore_index), logits
-    options = ignore_index, with_logits, cross_entropy_ or cross_entropy_and_gradient_, torch.is_grad_enabled()
-    return LinearCrossEntropy.apply(hidden_states, weight, labels, *options)
-
-
 def summed_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
     """Returns the sum over rows of -ln softmax(logits)[label], float32, or float64 if the logits are."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -278,8 +219,53 @@ def cross_entropy_and_gradient_(
 CrossEntropy = Callable[[Tensor, Tensor, int, torch.dtype, Tensor | None], Tensor]
 
 
+def mean_cross_entropy(
+    head: nn.Linear,
+    hidden_states: Tensor,
+    labels: Tensor,
+    with_logits: bool = True,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    cross_entropy_: CrossEntropy = cross_entropy_and_gradient_,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the mean cross entropy of head(hidden_states), and the logits (B, T, V) unless `with_logits` is False.
+
+    The loss is float32, or float64 if hidden_states is. Fuses head and loss if the head is a plain linear layer: without
+    bias, quantisation, adapter, sharding or hooks.
+
+    Args:
+        hidden_states: (B, T, D). labels: (B, T), already shifted.
+        num_items_in_batch: divisor of the sum, for accumulated gradients; by default the number of labels that count.
+        cross_entropy_: `cross_entropy_and_gradient_`, or a kernel for it.
+    """
+    labels = labels.to(hidden_states.device)
+    rows, targets = hidden_states.flatten(0, 1), labels.flatten()
+    plain = type(head) is nn.Linear and type(head.weight) is nn.Parameter and head.bias is None
+    if plain and is_without_hooks(head) and not is_traced():
+        options = ignore_index, with_logits, cross_entropy_, torch.is_grad_enabled()
+        total, logits = LinearCrossEntropy.apply(rows, head.weight, targets, *options)
+    else:
+        logits = head(hidden_states).flatten(0, 1)
+        total = summed_cross_entropy(logits, targets, ignore_index)
+    items = (labels != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
+    loss = total / (items.to(total.device) if isinstance(items, Tensor) else items)
+    return loss, logits.unflatten(0, labels.shape) if with_logits else None
+
+
 class LinearCrossEntropy(torch.autograd.Function):
-    """Implements `linear_cross_entropy`. Saves gradients of the *sum*: gradients of the mean could underflow in float16."""
+    """Computes the sum over rows of -ln softmax(hidden_states weightᵀ)[label], and the logits (N, V) or None.
+
+    Logits (N, V) are by far the largest tensor of a small model on a long text. PyTorch's cross entropy saves them, their
+    log-softmax and its gradient in float32. This function computes softmax and gradients for blocks of rows and saves the
+    gradients of the hidden states, (N, D), and of the weight, (V, D), for the backward pass: gradients of the *sum*, because
+    those of the mean could underflow in float16. The sum is 0-dim, float32, or float64 if hidden_states is.
+
+    Args:
+        hidden_states: (N, D). weight: (V, D). labels: (N,) int64, `ignore_index` in rows that do not count.
+        with_logits: whether to return differentiable logits. Otherwise logits only exist for one block of rows at a time.
+        recorded: whether gradients are needed.
+    """
 
     @staticmethod
     def forward(ctx, hidden_states, weight, labels, ignore_index, with_logits, cross_entropy_, recorded):

@@ -15,7 +15,7 @@ from transformers.utils import logging
 from .choices import KERNELS
 from .gradients import cross_entropy_and_gradient_, gated, normed_gate, rotate_both
 from .layout import Layout
-from .retention_forms import needs_autograd, recurrent_step_
+from .retention_forms import is_traced, recurrent_step_
 
 
 logger = logging.get_logger(__name__)
@@ -60,7 +60,7 @@ def _nowhere(device: torch.device) -> bool:
 
 TORCH = Kernels(_nowhere, None, recurrent_step_, rotate_both)
 AUTO = Kernels(has_kernels, None, recurrent_step_, rotate_both)  # decides at each call; compilers can handle plain functions
-IMPORT_ERRORS = (ImportError, OSError, RuntimeError)  # of an installation of Triton
+IMPORT_ERRORS = (ImportError, OSError, RuntimeError)  # raised by a missing or broken Triton
 _by_default: list[Kernels] = []  # the kernels that AUTO chose, set by the first call on a GPU
 VERIFIED: set[tuple[torch.device, torch.dtype, bool]] = set()  # where checked kernels were right; True: with gradients
 
@@ -91,7 +91,7 @@ _use._dynamo_marked_constant = True  # like assume_constant_result, which would 
 
 def may_launch_eagerly() -> bool:
     """Returns whether no compiler, tracer, mode or forward-mode derivative would miss launches outside an operator."""
-    return not needs_autograd() and torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
+    return not is_traced() and torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
 
 
 def kernels_of_call(kernels: Kernels, layout: Layout, dtype: torch.dtype, sizes: Sizes) -> Kernels:
@@ -104,7 +104,7 @@ def kernels_of_call(kernels: Kernels, layout: Layout, dtype: torch.dtype, sizes:
     return kernels if kernels.complete or not layout.in_parts else TORCH
 
 
-def kernels_found_right(kernels: Kernels, operand: Tensor) -> Kernels:
+def verified_kernels(kernels: Kernels, operand: Tensor) -> Kernels:
     """Returns the implementation of gates and losses: kernels that were found right in this dtype, or else `TORCH`."""
     if torch.compiler.is_compiling() or kernels.runs_on is _nowhere or not kernels.runs_on(operand.device):
         return TORCH  # whose operations compilers fuse

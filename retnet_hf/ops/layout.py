@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .retention_forms import TokenAges, any_hole, needs_autograd, token_ages
+from .retention_forms import TokenAges, any_hole, is_traced, token_ages
 
 
 class OnDevice:
@@ -46,10 +46,10 @@ class Layout(OnDevice):
         present: (B, T) bool, False where a token is absent; None if all tokens are present.
         starts: (B|1, T) bool, True where a document starts; None if none does. Tokens before the first start continue
             from the state.
-        continues: whether the tokens are packed documents that continue from rows of a state.
         has_holes: whether a token may be absent between two present tokens of a row; None if unknown.
 
     Attributes:
+        continues: whether the tokens are packed documents that continue from rows of a state.
         tokens: number of columns by which the call lengthens the text that a state has read.
         written: states of retention layers to which this call has added its tokens. It is no list, because a copy of the
             layout on another device must share it.
@@ -59,7 +59,7 @@ class Layout(OnDevice):
         end: (B|1,) position that follows the tokens; for `rows` of a state (D,), if they are not None.
     """
 
-    in_parts = False
+    in_parts = continues = False
     rows: Tensor | None = None
 
     def __init__(
@@ -68,12 +68,11 @@ class Layout(OnDevice):
         next_position: Tensor,
         present: Tensor | None = None,
         starts: Tensor | None = None,
-        continues: bool = False,
         has_holes: bool | None = None,
     ) -> None:
         self.position, self.next_position, self.present, self.starts = position, next_position, present, starts
         self.call_position, self.end = position, next_position[:, -1]
-        self.continues, self.has_holes = continues, has_holes
+        self.has_holes = has_holes
         self.tokens = position.shape[1]
         self.written: deque[Any] = deque()
         self.is_step = False
@@ -202,7 +201,7 @@ def layout_of(
 
     # `generate` passes a bool mask of one token only if a row has ended, and CUDA graphs cannot read it.
     unread, has_holes = length == 1 and mask is not None and mask is attention_mask, None
-    if not needs_autograd() and not unread:  # a mask that is all True and starts that are all False are dropped
+    if not is_traced() and not unread:  # a mask that is all True and starts that are all False are dropped
         if mask is not None:
             kind = int(1 - mask.all().int() + any_hole(mask))  # one number, for which the host waits once
             mask, has_holes = mask if kind else None, kind > 1
@@ -211,13 +210,13 @@ def layout_of(
 
 
 def checked_offsets(cu_seq_lens_q: Tensor | list[int], shape: tuple[int, int]) -> Tensor | list[int]:
-    """Returns offsets of packed documents in a row of `shape` = (1, T), (documents + 1,), as a list if it reads them. Raises
-    ValueError for another shape, or offsets that do not rise from 0 to T. Compiled programs cannot check values.
+    """Returns offsets of packed documents in a row of `shape` = (1, T), (documents + 1,), as a list or, in traced calls,
+    which cannot check values, as a tensor. Raises ValueError for another shape, or offsets that do not rise from 0 to T.
     """
     (batch, length), offsets = shape, torch.as_tensor(cu_seq_lens_q)
     valid = batch == 1 and offsets.dim() == 1 and len(offsets) > 1
     valid = valid and not (offsets.is_floating_point() or offsets.dtype == torch.bool)
-    if valid and not needs_autograd():
+    if valid and not is_traced():
         offsets = offsets.tolist() if offsets is cu_seq_lens_q else list(cu_seq_lens_q)
         valid = offsets[0] == 0 and offsets[-1] == length and all(map(operator.le, offsets, offsets[1:]))
     if not valid:
@@ -234,6 +233,7 @@ def documents_of_present(documents: Tensor, present: Tensor) -> Tensor:
 
 
 def new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Tensor:
+    """Returns the columns of an attention mask that belong to the new tokens, (B, T) bool. Raises ValueError."""
     batch, length = shape
     width = attention_mask.shape[-1]
     if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or width < length:
@@ -241,7 +241,7 @@ def new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Te
             f"attention_mask must be (batch, tokens), with one column for each of the {length} new tokens and, optionally, "
             f"for each token before them, got {tuple(attention_mask.shape)} for a batch of {batch}."
         )
-    if attention_mask.is_floating_point() and not needs_autograd() and bool((attention_mask < 0).any()):
+    if attention_mask.is_floating_point() and not is_traced() and bool((attention_mask < 0).any()):
         raise ValueError("attention_mask must be 0 where a token is absent and 1 elsewhere, got negative values.")
     if width == length:
         return attention_mask if attention_mask.dtype == torch.bool else attention_mask != 0
@@ -264,7 +264,7 @@ def checked_positions(shape: tuple[int, int], position_ids: Tensor) -> Tensor:
         raise ValueError(
             f"position_ids must be (batch, tokens) = ({batch}, {length}) or (1, {length}), got {tuple(position_ids.shape)}."
         )
-    if position_ids.shape[0] > 1 and length > 1 and not needs_autograd():
+    if position_ids.shape[0] > 1 and length > 1 and not is_traced():
         alike = bool((position_ids == position_ids[:1]).all())
         return position_ids[:1] if alike else position_ids
     return position_ids

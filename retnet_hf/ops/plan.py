@@ -1,9 +1,10 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The plan of a call, made once for all layers: layout of the tokens, rotation, decays, and how retention is computed.
 
-A plan decides when it is made, so layers do not check again which type of call this is.
+The constructor chooses the form, so layers do not check again which type of call this is.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -103,6 +104,7 @@ class Plan(OnDevice):
             needed = f"auto or parallel with output_attentions=True, got {form!r}"
             raise ValueError(f"retention_form must be {needed}: the other forms never compute the retention map.")
         length, device = layout.position.shape[1], layout.position.device
+        # Products that read bfloat16 anyway need no wider operands. Other forms compute in float32.
         cast_dtypes = () if kernels.chunkwise is None else HALF_PRECISION
         if not (cast_dtypes or layout.in_parts or torch.compiler.is_compiling()) and length > chunk_size:
             cast_dtypes = (torch.bfloat16,) if multiplies_bfloat16(device) else ()
@@ -112,14 +114,15 @@ class Plan(OnDevice):
             form = "kernel"
         elif form == "auto":
             form = choose_form(length, chunk_size)
-        both_ways = bidirectional and form != "parallel" and not (form == "kernel" and kernels.complete)
         self.layout, self.log_decays, self.kernels = layout, log_decays, kernels
-        self.position = layout.call_position
         self.rotate = Rotation(angles, scale, cast_dtypes, kernels.rotate)
         self.form, self.chunk_size, self.with_final, self.bidirectional = form, chunk_size, with_final, bidirectional
-        self.in_place = form == "recurrent" and length == 1 and not maps
-        self.maps, self.reversed = maps, layout.reversed() if both_ways and not maps else None
+        self.maps, self.in_place = maps, form == "recurrent" and length == 1 and not maps
         self._decays: tuple[Tensor, Any] | None = None  # the last layer's ln γ, and what was computed from it
+        self.backwards: Plan | None = None  # of a second pass over the reversed tokens
+        if bidirectional and not (maps or form == "parallel" or (form == "kernel" and kernels.complete)):
+            self.bidirectional, self.backwards = False, copy.copy(self)
+            self.backwards.layout, self.backwards.bidirectional = layout.reversed(), False
 
     def decays(self, log_decay: Tensor) -> Any:
         """Returns the powers of γ for a layer, computed once for neighbouring layers with equal decays."""
@@ -131,8 +134,7 @@ class Plan(OnDevice):
             powers = step_decay(log_decay, layout.present, layout.starts)
         else:
             size = self.chunk_size if self.form == "chunkwise" and not self.maps else None
-            both_ways = self.bidirectional and self.reversed is None
-            powers = decay_tables(log_decay, layout.position.shape[1], size, both_ways)
+            powers = decay_tables(log_decay, layout.position.shape[1], size, self.bidirectional)
         if is_kept:
             self._decays = log_decay, powers
         return powers
@@ -157,7 +159,7 @@ class Plan(OnDevice):
     def compute(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, state: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Computes `retain` from a state (B, M, K, V). Returns output, new state (None if not needed), and map."""
+        """Computes `retain` from a state (B, M, K, V). Returns output, new state (may be None if not needed), and map."""
         log_decay, layout = self.log_decays[layer_idx], self.layout
         if self.in_place:
             return *self.kernels.step_(query, key, value, state, decay=self.decays(log_decay)), None
@@ -171,22 +173,20 @@ class Plan(OnDevice):
                 from_state, state = retention_in_chunks(query, key, value, state, chunks, layout.ages)
                 output = output + from_state
             return output, state, maps
-        results, calls = [], [(layout, query, key, value, state)]
-        if self.reversed is not None:
-            calls.append((self.reversed, *(operand.flip(2) for operand in (query, key, value)), None))
-        for own, *operands, before in calls:
-            if self.form not in ("recurrent", "kernel"):
-                results.append(retention_in_chunks(*operands, before, self.decays(log_decay), own.ages, self.with_final))
-                continue
-            function, options = recurrent_retention, {}
-            if self.form == "kernel":
-                function, options = self.kernels.chunkwise, {"chunk_size": self.chunk_size}
-                options |= {"bidirectional": True} if self.bidirectional and self.reversed is None else {}
+        operands = query, key, value
+        if self.form == "recurrent":
+            output, state = recurrent_retention(*operands, log_decay, state, layout.present, layout.starts)
+        elif self.form == "kernel":
+            options = {"bidirectional": True} if self.bidirectional else {}
+            marks = layout.present, layout.starts, self.chunk_size
             with without_autocast(query.device.type):
-                output, state = function(*operands, log_decay, before, own.present, own.starts, **options)
-            output = output if own.present is None else output.masked_fill(~own.present[:, None, :, None], 0)
-            results.append((output, state))
-        output, state = results[0]
-        if self.reversed is not None:  # both directions count a token's own part
-            output = output + results[1][0].flip(2) - self_retention(query, key, value, layout.present, output.dtype)
+                output, state = self.kernels.chunkwise(*operands, log_decay, state, *marks, **options)
+            if layout.present is not None:
+                output = output.masked_fill(~layout.present[:, None, :, None], 0)
+        else:
+            output, state = retention_in_chunks(*operands, state, self.decays(log_decay), layout.ages, self.with_final)
+        if self.backwards is not None:
+            back, _, _ = self.backwards.compute(layer_idx, *(operand.flip(2) for operand in operands))
+            itself = self_retention(*operands, layout.present, output.dtype)  # is in both passes
+            output = output + back.flip(2) - itself
         return output, state, None

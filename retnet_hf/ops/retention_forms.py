@@ -26,8 +26,8 @@ Three rules hold in every form. The tests check them:
 
 * A masked token (``mask`` False) has no effect, whatever finite values it holds: it adds nothing to the state, it decays
   nothing, and its own output is zero.
-* A token marked by ``reset`` starts a new document: neither the initial state nor any earlier token affects it or the tokens
-  after it.
+* A token marked by ``reset`` starts a new document: neither the initial state nor any earlier token, if they are finite,
+  affects it or the tokens after it.
 * Arithmetic and state are float32, or float64 if the inputs are. In the chunkwise form a GPU multiplies bfloat16 operands
   and sums in float32. The output stays float32: it is a sum and not an average, so half precision could overflow. The caller
   may cast it down after normalising it.
@@ -54,18 +54,16 @@ BLOCK_SIZE_ON_CPU = 2**10
 BLOCK_SIZE_ELSEWHERE = 2**20
 
 
-def compute_dtype(*tensors: Tensor) -> torch.dtype:
+def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     """Returns the dtype in which retention computes: float64 if any of the tensors is float64, else float32."""
-    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    return torch.float64 if any(each is not None and each.dtype == torch.float64 for each in tensors) else torch.float32
 
 
-def needs_autograd(constants: Tensor | None = None) -> bool:
-    """Returns whether autograd must see plain operations, because the custom functions here have no gradient of `constants`,
-    and because compilers, tracers and `torch.func` cannot handle them. Values of tensors must not be read then either.
+def is_traced() -> bool:
+    """Returns whether a compiler, a tracer or `torch.func` runs the call. They need operations that PyTorch differentiates
+    instead of custom functions, and values of tensors must not be read.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
-        return True
-    return constants is not None and constants.requires_grad
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 def cached_outside_modes(function: Callable[..., T]) -> Callable[..., T]:
@@ -77,7 +75,6 @@ def cached_outside_modes(function: Callable[..., T]) -> Callable[..., T]:
         under_mode = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
         return (function if under_mode else cached)(*arguments)
 
-    call.cache_info, call.cache_clear = cached.cache_info, cached.cache_clear
     return call
 
 
@@ -120,16 +117,12 @@ def repeat_heads(tensor: Tensor, heads: int) -> Tensor:
 
 
 def stack_queries(tensor: Tensor, heads: int) -> Tensor:
-    """Stacks queries (B, H, ..., T, X) of the R heads that read one state, head after head: (B, M, ..., R T, X)."""
-    if tensor.shape[1] == heads:
-        return tensor
+    """Stacks queries (B, H, ..., T, X) of the R > 1 heads that read one state: (B, M, ..., R T, X), head after head."""
     return tensor.unflatten(1, (heads, -1)).movedim(2, -3).flatten(-3, -2)
 
 
 def unstack_queries(rows: Tensor, heads: int) -> Tensor:
     """Inverts `stack_queries`: (B, M, ..., R T, X) -> (B, heads, ..., T, X)."""
-    if rows.shape[1] == heads:
-        return rows
     return rows.unflatten(-2, (heads // rows.shape[1], -1)).movedim(-3, 2).flatten(1, 2)
 
 
@@ -162,7 +155,7 @@ def recurrent_retention(
     Returns:
         output (B, H, T, V) and final state, in the shape of the initial state, float32 or float64.
     """
-    dtype = compute_dtype(query, key, value, query if initial_state is None else initial_state)
+    dtype = compute_dtype(query, key, value, initial_state)
     heads, states = query.shape[1], state_heads(query, key, log_decay.numel())
     query, key, value = query.to(dtype), repeat_heads(key, states).to(dtype), repeat_heads(value, states).to(dtype)
     decay = log_decay.to(dtype).exp().view(-1, 1, 1)
@@ -170,12 +163,13 @@ def recurrent_retention(
     state = query.new_zeros(shape) if initial_state is None else initial_state.to(dtype)
 
     outputs = []
-    for n in range(query.shape[2]):
-        if reset is not None:
-            state = torch.where(reset[:, n, None, None, None], torch.zeros_like(state), state)
-        updated = decay * state + key[:, :, n, :, None] * value[:, :, n, None, :]
-        state = updated if mask is None else torch.where(mask[:, n, None, None, None], updated, state)
-        outputs.append((query[:, :, n, None, :] @ repeat_heads(state, heads)).squeeze(2))  # (B, H, V)
+    with without_autocast(query.device.type):
+        for n in range(query.shape[2]):
+            if reset is not None:
+                state = torch.where(reset[:, n, None, None, None], torch.zeros_like(state), state)
+            updated = decay * state + key[:, :, n, :, None] * value[:, :, n, None, :]
+            state = updated if mask is None else torch.where(mask[:, n, None, None, None], updated, state)
+            outputs.append((query[:, :, n, None, :] @ repeat_heads(state, heads)).squeeze(2))  # (B, H, V)
     output = torch.stack(outputs, dim=2)
     return output if mask is None else output.masked_fill(~mask[:, None, :, None], 0), state
 
@@ -256,7 +250,7 @@ def token_ages(mask: Tensor | None, reset: Tensor | None, has_holes: bool | None
     if mask is None:
         return TokenAges(torch.arange(1, document.shape[1] + 1, device=document.device)[None], document, None, False)
     if has_holes is None:
-        has_holes = needs_autograd() or bool(any_hole(mask))
+        has_holes = is_traced() or bool(any_hole(mask))
     return TokenAges(mask.cumsum(-1), document, ~mask[:, None, :, None], has_holes)
 
 
@@ -431,7 +425,7 @@ class Chunks(NamedTuple):
         places = None
         if state is None:
             state = torch.zeros_like(written[:, :, 0])
-        if chunks > 1 and not torch.is_grad_enabled() and not needs_autograd():
+        if chunks > 1 and not torch.is_grad_enabled() and not is_traced():
             before = torch.empty_like(written)  # each state is written to its final place, without a copy
             places = before.unbind(2)[:: -1 if backwards else 1]
         decay = self.query[..., -1:, :].expand(-1, -1, chunks, -1, -1)  # (B|1, M, N, 1, 1)
@@ -523,11 +517,11 @@ def blockwise_retention(
     for number, block in enumerate(blocks, 1):
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
         before, state = block.scan(key_part, block.key, value_part, state, with_final or number < len(blocks))
-        part = block.attend(query_part, key_part, value_part, before)
+        part = block.join(block.attend(query_part, key_part, value_part, before), heads)
         if at_once:
-            parts.append(block.join(part, heads))
+            parts.append(part)
         else:
-            output[:, :, block.tokens] = block.join(part, output.shape[1])
+            output[:, :, block.tokens] = part
     if at_once:
         output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
     return output if absent is None else output.masked_fill(absent, 0), state
@@ -648,7 +642,7 @@ def retention_in_chunks(
     """
     with without_autocast(query.device.type):
         operands = (query, key, value, initial_state, chunks, ages, with_final)
-        if needs_autograd(chunks.rate) or chunks.plain is None:
+        if chunks.rate.requires_grad or chunks.plain is None or is_traced():
             return blockwise_retention(*operands, at_once=True)
         return (ChunkwiseRetention.apply if torch.is_grad_enabled() else blockwise_retention)(*operands)
 
@@ -669,7 +663,8 @@ def chunkwise_retention(
     `recurrent_retention`. `chunk_size` defaults to `default_chunk_size(K, V)`.
     """
     chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
-    tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2], chunk_size)
+    dtype = compute_dtype(query, key, value, initial_state)
+    tables = decay_tables(log_decay.to(dtype), query.shape[2], chunk_size)
     return retention_in_chunks(query, key, value, initial_state, tables, token_ages(mask, reset))
 
 
@@ -683,7 +678,7 @@ def parallel_retention(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes equation 5, as equation 7 with one chunk. Arguments and results as in `recurrent_retention`."""
-    tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2])
+    tables = decay_tables(log_decay.to(compute_dtype(query, key, value, initial_state)), query.shape[2])
     return retention_in_chunks(query, key, value, initial_state, tables, token_ages(mask, reset))
 
 
@@ -726,8 +721,7 @@ def retention(
         return parallel_retention(*operands)
     if form == "chunkwise":
         return chunkwise_retention(*operands, chunk_size)
-    with without_autocast(query.device.type):
-        return recurrent_retention(*operands)
+    return recurrent_retention(*operands)
 
 
 def check_operands(
@@ -747,6 +741,8 @@ def check_operands(
             f"log_decay must have one entry for each of the {query.shape[1]} heads of query or {key.shape[1]} heads of key, "
             f"got {tuple(log_decay.shape)}."
         )
+    if query.shape[2] == 0:
+        raise ValueError(f"query must have at least one token, got {tuple(query.shape)}.")
     states = state_heads(query, key, log_decay.numel())
     if initial_state is not None and initial_state.shape[1] != states:
         raise ValueError(f"initial_state must have {states} heads, one for each decay, got {tuple(initial_state.shape)}.")

@@ -164,8 +164,8 @@ def retention_of_documents(
     """Computes `packed_retention`. Complete `kernels` take operands that are not float64, in calls that record no gradients;
     their output for bfloat16 operands may be bfloat16.
     """
-    operands = [tensor for tensor in (query, key, value, initial_states) if tensor is not None]
-    dtype, heads, states = compute_dtype(*operands), query.shape[1], state_heads(query, key, log_decay.numel())
+    dtype, heads = compute_dtype(query, key, value, initial_states), query.shape[1]
+    states = state_heads(query, key, log_decay.numel())
     if query.shape[0] != 1 or query.shape[2] != len(documents.places):
         raise ValueError(
             f"query must have one row of the {len(documents.places)} tokens of the documents, got {tuple(query.shape)}."

@@ -5,7 +5,8 @@ Read from top to bottom: decays, rotation, the token mixer (equation 8), the fee
 Each call makes one plan (plan.py) for all layers, in training, prefill and decoding. The layers call `Plan.retain`, which
 reads and writes the state (retention_state.py) and computes retention (retention_forms.py).
 
-Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V value size, D hidden size.
+Shapes in comments: B batch, T tokens, H heads, G key/value heads, M matrices of a state, K key size, V value size, D hidden
+size.
 """
 
 import copy
@@ -51,11 +52,11 @@ from ..modules.layers import (
     rotary_frequencies,
 )
 from ..ops.gradients import mean_cross_entropy
-from ..ops.kernels import kernels_found_right, kernels_of_call, load_kernels
+from ..ops.kernels import kernels_of_call, load_kernels, verified_kernels
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan
-from ..ops.retention_forms import default_chunk_size, needs_autograd
-from ..state.retention_state import RetNetState, UpdatedOnce, first_in_use, past_of_call
+from ..ops.retention_forms import default_chunk_size, is_traced
+from ..state.retention_state import RetNetState, StateLayer, UpdatedOnce, first_in_use, past_of_call
 from ..state.state_file import first_tokens_of
 from .configuration_retnet import RetNetConfig
 from .generation_retnet import CACHE, RetNetGeneration, replayed
@@ -118,7 +119,7 @@ class RetNetRotaryEmbedding(ComputedBuffer):
 
 
 class PlansRetention:
-    """Mixin of a module that plans its calls of retention. It holds decays, a rotation, kernels and sizes."""
+    """Mixin of a module that makes the `Plan` of each of its calls, from decays, rotation, kernels and sizes."""
 
     def prepare_plans(self, config: RetNetConfig) -> None:
         self.decay = RetNetDecay(config)
@@ -131,20 +132,22 @@ class PlansRetention:
     def plan_of_layout(
         self,
         layout: Layout,
-        log_decays: list[Tensor],
+        past: StateLayer | None,
         form: str,
         dtype: torch.dtype,
-        with_final: bool,
         maps: bool = False,
         plan_class: type[Plan] = Plan,
     ) -> Plan:
-        """Returns the plan of a call with hidden states of `dtype`. Other arguments as in `Plan`."""
+        """Returns the plan of a call with hidden states of `dtype`. `past` is the first layer in use of its state."""
+        is_wide = past is not None and past.is_initialized and past.dtype == torch.float64  # the precision of a state lasts
+        log_decays = self.decay.of_layers(torch.float64 if is_wide else dtype, layout.position.device)
         config, matrices = self.config, log_decays[0].numel()
         heads = matrices * self.decay.heads_per_state[0]  # on this rank
         groups = max(1, heads * config.num_key_value_heads // config.num_attention_heads)
         sizes = heads, groups, matrices, *self.head_dims, self.chunk_size, config.bidirectional
         kernels = kernels_of_call(self.kernels, layout, dtype, sizes)
-        options = {"with_final": with_final, "bidirectional": config.bidirectional, "maps": maps, "kernels": kernels}
+        options = {"bidirectional": config.bidirectional, "maps": maps, "kernels": kernels}
+        options["with_final"] = past is not None
         angles = None if self.rotary is None else self.rotary(layout.call_position, dtype)
         return plan_class(layout, angles, self.scaling, log_decays, form, self.chunk_size, **options)
 
@@ -214,12 +217,12 @@ class RetNetRetention(RetNetTokenMixer):
         """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the plan computes it."""
         past = None if state is None else state.layers[self.layer_idx]
         query, key, value = self.operands(hidden_states, plan)
-        output, maps = plan.retain(self.layer_idx, query, key, value, past)  # (B, H, T, V)
+        output, maps = plan.retain(self.layer_idx, query, key, value, past)  # (B, H, T, V); reads and writes `past`
         if self.g_proj is None:
             output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
         else:
-            gate = self.g_proj(hidden_states)
-            output = kernels_found_right(self.kernels, gate).normed_gate(output, self.head_norm, gate, self.gate_fn)
+            gate = self.g_proj(hidden_states)  # swish(X W_G) ⊙ Y, below
+            output = verified_kernels(self.kernels, gate).normed_gate(output, self.head_norm, gate, self.gate_fn)
         return self.o_proj(output), maps
 
 
@@ -242,7 +245,7 @@ class RetNetMLP(nn.Module):
             inner = self.act_fn(inner)
         else:
             gate = self.gate_proj(hidden_states)
-            inner = kernels_found_right(self.kernels, gate).gated(inner, gate, self.act_fn)
+            inner = verified_kernels(self.kernels, gate).gated(inner, gate, self.act_fn)
         return self.down_proj(self.dropout(inner) if self.training else inner)
 
 
@@ -383,8 +386,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         self.embed_norm = norm() if config.use_embedding_norm else None
         self.embed_dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList([self.layer_class(config, index) for index in range(config.num_hidden_layers)])
-        pre_norm = config.norm_position == "pre"
-        self.norm = norm() if pre_norm else nn.Identity()
+        self.norm = norm() if config.norm_position == "pre" else nn.Identity()
         self.prepare_plans(config)
         self.context: Any = None
         self.gradient_checkpointing = False
@@ -472,7 +474,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
                 hidden_states = hidden_states * self.config.embedding_multiplier
             hidden_states = self.embed_dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
         # Compilers and tracers must skip the comparison: it would bound the length of an exported program.
-        whole = torch.is_grad_enabled() or needs_autograd()
+        whole = torch.is_grad_enabled() or is_traced()
         whole = whole or math.prod(hidden_states.shape[:2]) <= PIECE_SIZE_ON_CPU
         pieces = [] if whole else pieces_of(self, hidden_states.shape, retention_form, **kwargs)
         if len(pieces) > 1:
@@ -481,6 +483,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         else:
             plans = self.plan(hidden_states, attention_mask, position_ids, past, retention_form, **kwargs)
             hidden_states = self.read(hidden_states, plans, past, **kwargs)
+        # The state keeps the last ids, to refuse another text, and what it began with, to recognise other weights.
         if past is not None and self.context is None and not torch.compiler.is_compiling():
             if input_ids is not None:
                 first = first_in_use(past.layers)  # packed documents have fewer rows
@@ -534,8 +537,6 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         past = None if layers is None else first_in_use(layers)
         maps = config.output_attentions if output_attentions is None else output_attentions
         form, plan_class = retention_form or config.retention_form, Plan
-        is_wide = past is not None and past.is_initialized and past.dtype == torch.float64  # the precision of a state lasts
-        decays = self.decay.of_layers(torch.float64 if is_wide else dtype, device)
         call = (batch, length), device, attention_mask, position_ids
         options = {"retention_form": retention_form, "output_attentions": maps, **kwargs}
         if self.context is not None:
@@ -546,7 +547,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
             plan_class, layout = PackedPlan, continued_layout(config, layers, self.chunk_size, *call, **options)
         elif layout is None:
             layout = layout_of(*call, past, **kwargs)
-        plan = self.plan_of_layout(layout, decays, form, dtype, past is not None, maps, plan_class)
+        plan = self.plan_of_layout(layout, past, form, dtype, maps, plan_class)
         return [plan] * config.num_hidden_layers
 
 
@@ -574,7 +575,7 @@ class RetNetWithLMHead(RetNetPreTrainedModel):
             with_logits: whether to return the logits.
         """
         if is_own_loss:
-            kwargs["cross_entropy_"] = kernels_found_right(self.model.kernels, hidden_states).cross_entropy_
+            kwargs["cross_entropy_"] = verified_kernels(self.model.kernels, hidden_states).cross_entropy_
             return mean_cross_entropy(self.lm_head, hidden_states, labels, with_logits, **kwargs)
         logits, loss = self.lm_head(hidden_states), None
         if labels is not None:

@@ -28,7 +28,7 @@ class PackedLayout(Layout):
         position: (1, T). end: (D,) position that follows each document.
     """
 
-    in_parts = True
+    in_parts = continues = True
 
 
 class PackedPlan(Plan):
@@ -129,7 +129,7 @@ def continued_layout(
         begins = ((starts == 0) | (starts < past_position)) & (lengths > 0)
         if device.type == "cpu" and not begins.any():  # on a GPU the host would have to wait for the result
             begins = None
-    layout = PackedLayout(position, position + 1, continues=True)
+    layout = PackedLayout(position, position + 1)
     layout.documents, layout.rows, layout.begins, layout.end = documents, rows, begins, end
     layout.tokens, layout.is_step = documents.longest, documents.longest == 1
     return layout

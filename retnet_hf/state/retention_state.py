@@ -70,7 +70,7 @@ class StateLayer(CacheLayerMixin):
         self._recorded = 0  # number of recorded columns
 
     def _start_record(self) -> None:
-        """Drops the record and, if `record_past` is set, starts a new one."""
+        """Drops the record. Layers that can be rewound start a new one if `record_past` is set. Forgets `last_ids`."""
         self._recorded, self.last_ids = 0, None
 
     def update(self, *args: Any, **kwargs: Any) -> Any:

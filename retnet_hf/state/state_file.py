@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from ..ops.retention_forms import needs_autograd
+from ..ops.retention_forms import is_traced
 
 
 logger = logging.get_logger(__name__)
@@ -116,7 +116,7 @@ def first_tokens_of(
     They are of the row with the fewest absent tokens at its beginning, from its first present token. Returns nothing in
     compiled calls, nor in training, where the weights change between the calls that read one text.
     """
-    if needs_autograd() or module.training:
+    if is_traced() or module.training:
         return ()
     length, device, absent = outputs.shape[1], outputs.device, None if mask is None else mask == 0
     count = min(NUM_FIRST_TOKENS, length)

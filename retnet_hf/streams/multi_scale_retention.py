@@ -136,15 +136,13 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
             state.require_weights(self, alone=True)  # StreamState compares the weights of a whole model
         device, dtype = hidden_states.device, hidden_states.dtype
         layout = layout_of(tuple(hidden_states.shape[:2]), device, mask, past=past, seq_idx=documents)
-        continues = past is not None and past.is_initialized
-        is_wide = continues and past.dtype == torch.float64  # the precision of a state lasts
-        decays = self.decay.of_layers(torch.float64 if is_wide else dtype, device)
-        plan = self.plan_of_layout(layout, decays, config.retention_form, dtype, state is not None)
+        begins = past is not None and not past.is_initialized
+        plan = self.plan_of_layout(layout, past, config.retention_form, dtype)
         try:
             output, _ = super().forward(hidden_states, plan, own)
         finally:
             layout.advance_()
-        if own is not None and not continues:
+        if begins:
             inputs = {"hidden_states": hidden_states, "mask": mask, "documents": documents}
             own.first_tokens = first_tokens_of(self, output, mask, **inputs)
         return output, state

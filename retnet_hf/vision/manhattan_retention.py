@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..ops.retention_forms import FORMS, compute_dtype, needs_autograd
+from ..ops.retention_forms import FORMS, compute_dtype, is_traced
 
 
 # Lines of up to this many states are combined by one matrix product, longer lines in blocks.
@@ -271,7 +271,7 @@ def manhattan_retention(
         key = key if mask is None else key.masked_fill(~mask[:, None, :, :, None], 0)  # zeros add nothing
         if form == "chunkwise":  # operands keep their dtypes, which saves memory for the backward pass
             needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-            own = needed and not needs_autograd(log_decay)
+            own = needed and not log_decay.requires_grad and not is_traced()
             chunkwise = ChunkwiseManhattanRetention.apply if own else chunkwise_manhattan_retention
             return chunkwise(query, key, value, log_decay, tile_size)
         dtype = compute_dtype(query, key, value)

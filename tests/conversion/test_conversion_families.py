@@ -73,7 +73,8 @@ def test_loss_with_the_routers_and_gradients_are_those_of_transformers(theirs, o
     ids, losses = IDS, []
     for model in (theirs, ours):
         model.zero_grad()
-        output = model(ids, labels=ids, output_router_logits=True)
+        mask = {"linear_attention": torch.ones_like(ids)} if model is ours else None
+        output = model(ids, mask, labels=ids, output_router_logits=True)
         assert output.aux_loss > 0
         losses.append(output.loss.double())
         output.loss.backward()

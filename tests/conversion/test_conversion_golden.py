@@ -11,9 +11,9 @@ import math
 import pytest
 import torch
 from foreign_folders import write_folder
-from golden import KEPT, NAMES, SMALL, Golden, at_hand, format_of, golden, read
+from golden import SMALL, Golden, at_hand, format_of, golden, read
 from safetensors.torch import load_file
-from small_models import close, greedy
+from small_models import close
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -167,7 +167,7 @@ def test_what_is_written_keeps_the_type(case):
 
 
 @pytest.mark.parametrize("case", [*HYBRIDS, *FAMILIES, *PROGRAMS, "transnormer/published_like, unnamed"])
-def test_a_folder_loads_as_it_is_generates_and_is_saved_under_our_names(case, tmp_path, caplog, monkeypatch):
+def test_a_folder_loads_as_it_is_and_is_saved_under_our_names(case, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     case, _, unnamed = case.partition(", ")  # published files of TransNormerLLM state no model_type
     data = golden(case, SMALL)
@@ -184,19 +184,9 @@ def test_a_folder_loads_as_it_is_generates_and_is_saved_under_our_names(case, tm
     same_weights(model, model_of(case)[0].state_dict())
 
     ids = data.tensors["input_ids"][:, :20].expand(2, -1)
-    mask = torch.ones_like(ids)
-    mask[1, :7] = 0
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
-    padded, alone = {"attention_mask": mask}, {"attention_mask": mask[1:, 7:]}
+    mask = (torch.arange(20) >= torch.tensor([[0], [7]])).long()
     with torch.no_grad():
-        logits = model(ids, **padded).logits
-        close(logits[1, 7:], model(ids[1:, 7:]).logits[0], 2e-5)
-        close(logits[0], data.tensors["logits"][0, :20], 1e-5)
-    assert torch.equal(greedy(model, ids, 6, **padded)[1:, 20:], greedy(model, ids[1:, 7:], 6, **alone)[:, 13:])
-    for beams in (1, 3):
-        options = padded | {"num_beams": beams}
-        assert torch.equal(greedy(model, ids, 6, **options), greedy(model, ids, 6, **options, use_cache=False))
-
+        close(model(ids, attention_mask=mask).logits[1, 7:], model(ids[1:, 7:]).logits[0], 2e-5)
     model.save_pretrained(tmp_path / "again")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
     assert again.config.model_type == "retnet_hybrid"
@@ -216,14 +206,3 @@ def test_layouts_without_a_counterpart_are_refused_by_the_names_of_what_has_no_p
     with pytest.raises(CheckpointError, match="without a place in RetNetConfig") as error:
         getattr(form, f"from_{form.NAME}")(data.state_dict, data.config)
     assert all(name in str(error.value) for name in REFUSED[case])
-
-
-def test_the_small_set_is_part_of_the_full_one():
-    """Each case that a clone has, tensor by tensor; without the full set, that it can be read."""
-    for case in KEPT + NAMES:
-        small, full = golden(case, SMALL), golden(case)
-        assert set(small.state_dict) == set(full.state_dict)
-        if case in KEPT:
-            assert small.gradients()
-            assert all(torch.equal(value, full.state_dict[name]) for name, value in small.state_dict.items())
-            assert all(torch.equal(value, full.tensors[name]) for name, value in small.tensors.items())

@@ -16,12 +16,11 @@ from safetensors.torch import save_file
 from small_models import close, same_tensors
 from small_vision_models import shake_vision, small_metaformer, small_rmt, small_vir, stage_images, vir_images
 from torch import Tensor, nn
-from transformers import AutoModelForImageClassification, PoolFormerConfig, PoolFormerForImageClassification, PoolFormerModel
+from transformers import PoolFormerConfig, PoolFormerForImageClassification, PoolFormerModel
 from transformers.initialization import no_init_weights
 
 import retnet_hf
 from retnet_hf.conversion.checkpoint import Checkpoint
-from retnet_hf.conversion.converted_folder import write_folder
 from retnet_hf.conversion.errors import CheckpointError
 from retnet_hf.conversion.formats import FORMATS, format_of, plan_of
 from retnet_hf.conversion.moves import shapes_of
@@ -300,19 +299,6 @@ def test_poolformer_there_and_back(theirs):
     again = from_poolformer(state_dict, config)
     assert (again.config.id2label, again.config.label2id) == (model.config.id2label, model.config.label2id)
     same_tensors(again.state_dict(), model.state_dict())
-
-
-def test_a_folder_of_transformers_becomes_one_of_ours(tmp_path):
-    theirs = small_poolformer()
-    theirs.save_pretrained(tmp_path / "theirs")
-    checkpoint = Checkpoint(tmp_path / "theirs")
-    write_folder(checkpoint, plan_of(checkpoint), tmp_path / "ours")
-    ours = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
-    assert type(ours) is retnet_hf.MetaFormerForImageClassification
-    assert ours.config.id2label == {0: "ant", 1: "bee", 2: "cat"}
-    assert (tmp_path / "ours" / "preprocessor_config.json").is_file()
-    assert format_of(Checkpoint(tmp_path / "ours")) == "retnet_hf"
-    same_answers(ours, theirs, stage_images())
 
 
 def test_a_file_of_the_authors(tmp_path):

@@ -180,14 +180,6 @@ def test_two_files_travel_with_a_model(family, saved_with_code):
         assert {f"{name}.py" for name in get_relative_imports(path)} <= travelling
 
 
-def test_a_clone_of_ones_own_repository_does_not_break_python(saved_with_code):
-    """Python looks for packages in the folder first."""
-    _, folder = saved_with_code("retnet")
-    script = "import transformers, transformers.modeling_utils, transformers.trainer"
-    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 OWN = """
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 

@@ -141,16 +141,6 @@ def test_the_hooks_of_accelerate_leave_the_state_where_it_is():
     assert {"past_key_values", "cache", "state"} <= set(small_model()._skip_keys_device_placement)
 
 
-@pytest.mark.parametrize("name", ["past_key_values", "cache"])
-def test_generate_takes_a_state_by_either_of_its_names(name):
-    model, ids = small_model(), random_ids(1, 9)
-    state = retnet_hf.RetNetState(model.config)
-    with torch.no_grad():
-        model(ids[:, :6], past_key_values=state)
-    assert torch.equal(greedy(model, ids, 6, **{name: state}), greedy(model, ids, 6))
-    assert int(state.get_seq_length()) == 14
-
-
 @pytest.mark.parametrize("layers", [2, 3])
 def test_fewer_layers_of_a_preset_are_saved_and_read_back(layers, tmp_path):
     kinds, ids = ["linear_attention", "full_attention"] * 2, random_ids(1, 9) % 40

@@ -60,29 +60,6 @@ def test_experts_and_weights_are_those_chosen_by_hand(options):
         assert dict(zip(experts[token].tolist(), weights[token].tolist())) == pytest.approx(by_hand, rel=1e-12)
 
 
-def test_a_bias_changes_who_computes_and_not_how_much_it_counts():
-    config = small_config(num_experts=4, num_experts_per_tok=1, use_router_bias=True, norm_topk_prob=False)
-    router = Router(config)
-    torch.nn.init.normal_(router.weight)
-    router.bias[2] = 10.0
-    logits, weights, experts = router(torch.randn(9, config.hidden_size))
-    assert experts.unique().tolist() == [2]
-    close(weights[:, 0], logits.softmax(-1)[:, 2])
-
-
-def test_a_mixture_is_the_weighted_sum_of_its_experts_and_the_shared_one():
-    mlp, rows, expected = small_model("ring").model.layers[1].mlp.double(), torch.randn(14, 32, dtype=torch.float64), []
-    mlp.router.bias.normal_()
-    mlp.experts.config._experts_implementation = "eager"
-    for row, weights, experts in zip(rows, *mlp.router(rows)[1:]):
-        total = mlp.shared(row[None])[0]
-        for weight, expert in zip(weights, experts):
-            gate, up = (mlp.experts.gate_up_proj[expert] @ row).chunk(2)
-            total = total + weight * (mlp.experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up))
-        expected.append(total)
-    close(mlp(rows.view(2, 7, 32)), torch.stack(expected).view(2, 7, 32), 1e-12)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_grouped_products_and_the_reference_agree_in_output_and_gradients(family):
     model, ids = small_model(family), random_ids(2, 23)

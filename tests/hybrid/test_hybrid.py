@@ -9,7 +9,6 @@ from transformer_sources import SIZES, SOURCES
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridModel, RetNetModel, RetNetState
 from retnet_hf.hub.cards import model_card
-from retnet_hf.hybrid.attention_columns import columns_of, visible
 from retnet_hf.hybrid.softmax_attention import AttentionPlan, AttentionStateLayer
 from retnet_hf.ops.layout import layout_of
 from retnet_hf.ops.plan import Rotation
@@ -88,11 +87,6 @@ def test_a_sliding_layer_holds_no_more_than_its_window_and_sinks():
         assert f"{4 * config.state_size:,} bytes" in card
         if family == "hybrid":
             assert f"{config.cache_size_per_token:,} values" in card
-
-
-def test_a_sliding_layer_counts_tokens_that_are_there():
-    model, ids, mask = small_model("hybrid"), random_ids(1, 30), mask_without({0: (10, 25)}, 1, 30)
-    close(model(ids, attention_mask=mask).logits[:, 25:], model(ids[mask == 1][None]).logits[:, 10:])
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -175,23 +169,6 @@ def test_rows_are_cloned_selected_repeated_and_joined(family):
     close(model(more.expand(3, -1), past_key_values=joint.select([1, 0, 1])).logits, alone[[1, 0, 1]])
     close(model(more.expand(4, -1), past_key_values=joint.repeat(2)).logits, alone[[0, 0, 1, 1]])
     close(model(more.expand(2, -1), past_key_values=joint).logits, alone)
-
-
-def test_visible_by_definition():
-    there, documents = torch.tensor([[1, 1, 0, 1, 1, 1, 1], [1] * 7]), [[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2]]
-    layout = layout_of((2, 7), torch.device("cpu"), attention_mask=there, seq_idx=torch.tensor(documents))
-    columns = columns_of(layout, 2, None)
-    for window, sinks in ((None, 0), (2, 0), (2, 1), (1, 2)):
-        seen = visible(columns, columns, window, columns.beginnings(sinks))[:, 0]
-        assert seen.any(-1).all()
-        for row, query in there.nonzero().tolist():
-            document = documents[row]
-            for key in range(7):
-                between = there[row, key : query + 1].sum()
-                own = [place for place in range(key + 1) if there[row, place] and document[place] == document[key]]
-                near = window is None or between <= window or len(own) <= sinks
-                expected = key <= query and there[row, key] and document[key] == document[query] and near
-                assert bool(seen[row, query, key]) == bool(expected)
 
 
 def test_flash_attention_is_refused_where_documents_share_a_row():

@@ -35,19 +35,6 @@ def test_a_plan_moves_with_all_its_tensors_and_what_layers_share_stays_shared():
     assert plan.layout.present.device.type == "cpu"
 
 
-def test_layers_of_equal_decays_share_their_powers_and_others_have_their_own():
-    for dialect, shares in (("fla", True), ("grouped", False)):
-        plan = plan_of(small_model(dialect))
-        first, second = (plan.decays(log_decay) for log_decay in plan.log_decays[:2])
-        assert (first is second) == shares
-
-
-def test_one_token_is_computed_in_place_and_more_are_not():
-    model = small_model()
-    assert plan_of(model, 1).in_place
-    assert not plan_of(model, 2).in_place
-
-
 def test_softmax_layers_keep_their_keys_in_the_dtype_of_the_model():
     """Their rotation computes in float32, and returns the dtype that it was given."""
     model = small_model("hybrid").to(torch.bfloat16)

@@ -13,15 +13,8 @@ import torch._dynamo
 import torch._inductor
 import transformers
 from small_models import small_model
-from torch import nn
-from torch._subclasses import FakeTensorMode
-from torch.autograd import forward_ad
-from torch.nn.modules import module as modules
 from transformers import AutoModelForCausalLM, TrainingArguments
 from transformers.image_processing_backends import PilBackend
-from transformers.utils import output_capturing
-
-from retnet_hf.modules.layers import RECORDER
 
 
 CACHE, MASK = (f"GenerationMixin._prepare_{what}_for_generation" for what in ("cache", "attention_mask"))
@@ -55,44 +48,6 @@ def test_a_wrapped_method_has_the_arguments_that_are_passed(signature):
 def test_transformers_keeps_conversions_of_weights_where_dialect_loading_removes_its_own(tmp_path):
     small_model().save_pretrained(tmp_path)
     assert hasattr(AutoModelForCausalLM.from_pretrained(tmp_path), "_weight_conversions")
-
-
-def test_models_of_transformers_keep_what_plans_and_linearization_read():
-    model = small_model("hybrid")
-    model.set_attn_implementation("eager")
-    assert model.config._attn_implementation == "eager"
-    weight = model.lm_head.weight
-    before, weight._is_hf_initialized = weight.detach().clone(), True
-    model.init_weights()
-    assert weight.equal(before), "parameters with `_is_hf_initialized` are drawn again: linearization/transfer.py marks them"
-
-
-def test_hooks_recorders_and_compiled_modules_are_where_layers_and_cuda_graphs_look_for_them():
-    assert output_capturing.__name__ == RECORDER
-    module = nn.Identity()
-    module.register_forward_hook(lambda *arguments: None)
-    module.register_forward_pre_hook(lambda *arguments: None)
-    assert len(module._forward_hooks) == len(module._forward_pre_hooks) == 1
-    assert not module._backward_hooks
-    assert module._compiled_call_impl is None
-    module.compile()
-    assert module._compiled_call_impl is not None
-    for kind in ("forward_hook", "forward_pre_hook"):
-        handle = getattr(modules, f"register_module_{kind}")(lambda *arguments: None)
-        assert len(getattr(modules, f"_global_{kind}s")) == 1
-        handle.remove()
-
-
-def test_transforms_modes_and_forward_derivatives_are_noticed_where_kernels_ask_for_them():
-    inside = []
-    torch.func.vmap(lambda x: inside.append(torch._C._are_functorch_transforms_active()) or x)(torch.ones(2))
-    assert inside == [True]
-    assert not torch._C._are_functorch_transforms_active()
-    with FakeTensorMode():
-        assert torch._C._len_torch_dispatch_stack() == 1
-    assert forward_ad._current_level < 0
-    with forward_ad.dual_level():
-        assert forward_ad._current_level >= 0
 
 
 def test_training_arguments_read_the_number_of_gpus_that_the_command_sets_to_1():

@@ -57,7 +57,10 @@ def encoder(model_class=RetNetForMaskedLM, **fields):
     return small_model(model_class=model_class, bidirectional=True, chunk_size=5, **fields)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 2}, {"use_rotary": False}])
+SHARED = {"num_key_value_heads": 2, "decay_schedule": [0.6, 0.6, 0.97, 0.97]}
+
+
+@pytest.mark.parametrize("options", [{}, SHARED, {"use_rotary": False}])
 def test_the_encoder_is_one_function_in_every_form(options):
     model, ids = encoder(**options).double(), random_ids(2, 17)
     with torch.no_grad():

@@ -222,24 +222,6 @@ def test_assisted_decoding_changes_no_token(model, assistant, forwards):
         assert len(calls) > 20  # most drafts were rejected
 
 
-def test_drafts_that_are_cut_in_the_middle(forwards):
-    """By a model that is nearly the model itself."""
-    twin, target = small_model(), small_model()
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(0)
-        for parameter in twin.parameters():
-            parameter.add_(0.05 * parameter.std() * torch.randn(parameter.shape, generator=generator))
-    twin.generation_config.num_assistant_tokens = 6
-    twin.generation_config.num_assistant_tokens_schedule = "constant"
-    twin.generation_config.assistant_confidence_threshold = 0.0
-    for ids in prompts():
-        expected, calls = detailed(target, ids, 60), forwards(target)
-        assisted = detailed(target, ids, 60, assistant_model=twin)
-        assert assisted.sequences.equal(expected.sequences)
-        close(torch.cat(assisted.scores), torch.cat(expected.scores))
-        assert len(calls) < 60  # something was accepted
-
-
 @of_every_model
 def test_prompt_lookup_decoding(model, forwards):
     ids = random_ids(1, 6).repeat(1, 5)

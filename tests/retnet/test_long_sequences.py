@@ -120,16 +120,6 @@ def test_offloaded_weights_are_fetched_once(short_pieces, lengths, tmp_path):
     assert lengths == [61]
 
 
-def test_a_layer_of_a_pruned_model_reads_the_state_of_its_own_index():
-    model, ids = small_model(num_hidden_layers=3).double(), random_ids(2, 61)
-    del model.model.layers[1]
-    model.model.layers[1].retention.layer_idx = 1
-    model.config.num_hidden_layers = model.model.config.num_hidden_layers = 2
-    at_once, pieced = (in_pieces(model, size, ids, use_cache=True) for size in (10**9, 2 * 2 * CHUNK))
-    close(pieced.logits, at_once.logits, 1e-11)
-    same_state(pieced.past_key_values, at_once.past_key_values, 1e-11)
-
-
 @torch.no_grad()
 def test_a_recorded_past_can_be_taken_back_to_any_token(short_pieces):
     model, ids = small_model().double(), random_ids(2, 61)

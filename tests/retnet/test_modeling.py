@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import a_state_for_each_head, close, random_ids, same_state, small_model
+from small_models import close, random_ids, small_model
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetModel, RetNetState
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetModel
 
 
-FORMS = ("parallel", "recurrent", "chunkwise", "auto")
 OPTIONS = {
     "default": {},
     "log_linear": {"decay_schedule": "log_linear"},
@@ -33,21 +32,6 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_all_forms_from_the_same_weights(options):
-    model, ids = small_model(chunk_size=5, **options).double(), random_ids(2, 23)
-    state, steps = RetNetState(model.config), []
-    with torch.no_grad():
-        outputs = [model(ids, retention_form=form) for form in FORMS]
-        for token in ids.split(1, dim=1):
-            steps.append(model(token, past_key_values=state).logits)
-    for output in outputs[1:]:
-        close(output.logits, outputs[0].logits, 1e-11)
-        same_state(output.past_key_values, outputs[0].past_key_values, 1e-11)
-    close(torch.cat(steps, dim=1), outputs[0].logits, 1e-11)
-    same_state(state, outputs[0].past_key_values, 1e-11)
-
-
 @pytest.mark.parametrize("options", [name for name in OPTIONS if name != "default"])
 def test_every_option_changes_the_function(options):
     ids, model, default = random_ids(1, 12), small_model(**OPTIONS[options]), small_model()
@@ -57,50 +41,6 @@ def test_every_option_changes_the_function(options):
     if shapes[0] == shapes[1]:
         model.load_state_dict(default.state_dict())
     assert (model(ids).logits - default(ids).logits).abs().max() > 1e-3
-
-
-def with_and_without_shared_states(**fields):
-    """A model whose heads share states, two by two, and the same one with a state for each head."""
-    fields = {"decay_schedule": [0.6, 0.6, 0.97, 0.97], "chunk_size": 5, **fields}
-    shared = small_model("grouped", **fields).double()
-    with a_state_for_each_head():
-        return shared, small_model("grouped", **fields).double()
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("padded", [False, True])
-def test_heads_that_share_a_state_compute_what_each_does_with_its_own(form, padded):
-    ids, mask = random_ids(2, 40), torch.ones(2, 40, dtype=torch.int64)
-    if padded:
-        mask[0, :4] = mask[1, 21:26] = mask[1, 37] = 0
-    found, states = [], []
-    for model in with_and_without_shared_states():
-        state, parts = RetNetState(model.config), []
-        for tokens in (slice(0, 17), slice(17, 33), *(slice(n, n + 1) for n in range(33, 40))):
-            arguments = {"attention_mask": mask[:, tokens], "past_key_values": state, "retention_form": form}
-            parts.append(model(ids[:, tokens], **arguments).logits)
-        logits = torch.cat(parts, dim=1)[mask.bool()]
-        found.append([logits, *torch.autograd.grad(logits.logsumexp(-1).sum(), list(model.parameters()))])
-        states.append([layer.recurrent_states for layer in state.layers])
-    for shared, by_head in zip(*found):
-        close(shared, by_head, 1e-10)
-    for shared, by_head in zip(*states):
-        assert shared.shape == (2, 2, 4, 16)
-        close(shared.repeat_interleave(2, dim=1), by_head, 1e-11)
-
-
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_maps_and_both_directions_with_decays_that_heads_share(bidirectional):
-    ids = random_ids(2, 19)
-    with torch.no_grad():
-        models = with_and_without_shared_states(model_class=RetNetModel, bidirectional=bidirectional)
-        shared, by_head = (model(ids, output_attentions=True) for model in models)
-        read = [models[0](ids, retention_form=form) for form in FORMS]
-    for maps, expected in zip(shared.attentions, by_head.attentions, strict=True):
-        assert maps.shape[1] == 4
-        close(maps, expected, 1e-11)
-    for outputs in (shared, *read):
-        close(outputs.last_hidden_state, by_head.last_hidden_state, 1e-11)
 
 
 def test_the_form_comes_from_the_configuration_or_the_call():
@@ -177,19 +117,6 @@ def test_retention_maps_are_what_the_layer_multiplies_its_values_with():
     mixed = module.head_norm(outputs.attentions[1] @ value).transpose(1, 2).reshape(2, 9, -1)
     close(module.o_proj(mixed * module.gate_fn(module.g_proj(hidden_states))), expected, 1e-11)
     assert model(ids).attentions is None
-
-
-@torch.no_grad()
-def test_without_use_cache_a_state_is_read_and_left_alone():
-    model, ids = small_model(), random_ids(1, 10)
-    state = model(ids[:, :6], use_cache=True).past_key_values
-    before = state.clone()
-    read = model(ids[:, 6:], past_key_values=state, use_cache=False)
-    assert read.past_key_values is None
-    same_state(state, before, 0)
-    assert int(state.get_seq_length()) == 6
-    assert torch.equal(read.logits, model(ids[:, 6:], past_key_values=state, use_cache=True).logits)
-    assert int(state.get_seq_length()) == 10
 
 
 def test_gradients_flow_through_the_state_between_calls():

@@ -81,38 +81,6 @@ def test_tuple_output(model, kwargs):
                 assert all(a.equal(b) for a, b in zip(tree_leaves(mine), tree_leaves(theirs), strict=True))
 
 
-def test_loss_is_shifted_cross_entropy(model):
-    ids = random_ids(2, 21)
-    out = model(ids, labels=ids)
-    rows, targets = out.logits[:, :-1].reshape(-1, VOCAB_SIZE), ids[:, 1:].reshape(-1)
-    close(out.loss, F.cross_entropy(rows, targets), 1e-5)
-    assert out.loss.requires_grad
-    assert model(ids).loss is None
-
-    labels = ids.clone()
-    labels[0, :7] = labels[1, 15:] = -100
-    kept = labels[:, 1:].reshape(-1) != -100
-    total = F.cross_entropy(rows[kept], targets[kept], reduction="sum")
-    shifted = F.pad(labels[:, 1:], (0, 1), value=-100)
-    for options, divisor in (
-        ({}, kept.sum()),
-        ({"shift_labels": shifted}, kept.sum()),
-        ({"num_items_in_batch": 50}, 50),
-        ({"num_items_in_batch": torch.tensor(50)}, 50),
-    ):
-        close(model(ids, labels=labels, **options).loss, total / divisor, 1e-5)
-
-
-def test_loss_of_a_left_padded_batch_is_that_of_its_rows(model):
-    prompts = [random_ids(1, 12), random_ids(1, 5, seed=1)]
-    ids, mask = left_padded(prompts)
-    labels = ids.masked_fill(mask == 0, -100)
-    total = sum(model(prompt, labels=prompt).loss * (prompt.shape[1] - 1) for prompt in prompts)
-    # the first real token of the padded row is predicted from padding, so it is left out
-    labels[1, 7] = -100
-    close(model(ids, attention_mask=mask, labels=labels).loss, total / 15, 1e-5)
-
-
 @pytest.mark.parametrize("form", ["parallel", "chunkwise", "recurrent"])
 def test_every_parameter_gets_a_gradient(model, form):
     model.zero_grad()

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from transformers import DataCollatorWithFlattening
 
 from retnet_hf import RetNetModel
+from retnet_hf.ops.layout import layout_of
 
 
 LENGTHS = (7, 1, 19, 12)
@@ -65,6 +66,7 @@ def test_a_document_may_begin_at_a_call():
     fresh = model(second, use_cache=True)
     close(carried.logits, fresh.logits, 1e-11)
     same_state(carried.past_key_values, fresh.past_key_values, 1e-11)
+    assert layout_of((1, 4), second.device, position_ids=torch.tensor([[0, 1, 5, 9]])).starts is None  # it jumps forward
 
 
 @torch.no_grad()

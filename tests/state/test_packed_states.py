@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from retnet_hf import RetNetState, packed_retention, recurrent_retention
 from retnet_hf.ops.retention_forms import step_decay
-from retnet_hf.ops.retention_packed import packed_documents, packed_step_, runs_of
+from retnet_hf.ops.retention_packed import packed_documents, packed_step_
 
 
 def offsets(lengths: list[int]) -> list[int]:
@@ -78,15 +78,6 @@ def test_a_step_changes_rows_as_packed_retention_does_and_no_other(
     output = packed_step_(query, key, value, step_decay(log_decay), states, rows, begins)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(states, kept.index_copy(0, own, after), rtol=1e-5, atol=1e-5)
-
-
-RUNS = [([5], 4, [(0, 1)]), (range(5), 8, [(0, 5)]), (range(5), 2, [(0, 2), (2, 2), (4, 1)])]
-RUNS += [([3, 4, 5, 0, 1], 8, [(0, 3), (3, 2)]), ([4, 3, 2], 8, [(0, 1), (1, 1), (2, 1)])]
-
-
-@pytest.mark.parametrize(("rows", "most", "runs"), RUNS)
-def test_documents_of_neighbouring_rows_are_taken_together(rows, most, runs):
-    assert runs_of(rows, most) == runs
 
 
 def test_a_layout_serves_all_layers():
@@ -227,12 +218,6 @@ def test_what_cannot_go_on_is_refused(sequences):
             read(model, documents, cache, **options)
     with pytest.raises(ValueError, match="state_rows need cu_seq_lens_q"):
         model(prompts[0], past_key_values=state.select([0]), state_rows=row)
-    for rows, bounds, said in (
-        (2, [0, 1, 2, 3, 4], "offsets of documents in one row"),
-        (1, [0, 1, 1, 2, 3], "end at its 4 tok"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            model(random_ids(rows, 4), cu_seq_lens_q=bounds, past_key_values=state, use_cache=True)
     with pytest.raises(ValueError, match="dtype must be one of"):
         RetNetState.zeros(model.config, 2, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="if all layers of the model are retention"):

@@ -97,6 +97,7 @@ def test_a_cache_that_users_make_is_an_ordinary_one(model, make):
     assert cache.get_seq_length() == 9
     same_state(cache, at_once.past_key_values)
     fork = copy.deepcopy(cache)
+    prefix_state(model, random_ids(2, 1, seed=1), past_key_values=copy.deepcopy(cache))  # which is updated in place
     fork.reorder_cache(torch.tensor([1, 0]))
     fork.batch_repeat_interleave(2)
     same_state(fork, prefix_state(model, ids[[1, 1, 0, 0]]))
@@ -149,6 +150,9 @@ def test_rows_are_reordered_repeated_and_selected(model):
         change(state)
         same_state(state, prefix_state(model, ids[rows], attention_mask=mask[rows]))
         text, whole = torch.cat([ids[rows], following], 1), torch.cat([mask[rows], torch.ones_like(following)], 1)
+        state.require_read(text)  # what was read last follows the rows
+        with pytest.raises(ValueError, match="must begin with the 9 tokens that cache has read"):
+            state.require_read(text + 1)
         logits = [model(token, past_key_values=state).logits for token in following.split(1, dim=1)]
         close(torch.cat(logits, 1), model(text, attention_mask=whole).logits[:, -4:])
 
@@ -176,7 +180,10 @@ def test_use_cache_decides_or_else_the_configuration(model):
         assert one.config.use_cache == by_default
         state = one(ids, use_cache=True).past_key_values
         assert isinstance(one(ids).past_key_values, RetNetState) == by_default
+        before = state.clone()
         assert one(ids, use_cache=False).past_key_values is None
+        assert one(ids, past_key_values=state, use_cache=False).past_key_values is None
+        same_state(state, before, 0)
         one(ids, past_key_values=state)
         assert int(state.get_seq_length()) == 18
     assert len(model(ids, use_cache=False, return_dict=False)) == 1
@@ -245,10 +252,13 @@ def test_the_record_of_the_past_costs_what_was_recorded(model):
 @pytest.mark.parametrize("removed", [0, 1, 3, 4, 11])
 def test_crop_is_as_if_never_read(model, removed):
     ids, following = random_ids(2, 20), random_ids(2, 3, seed=1)
-    state, expected = prefix_state(model, ids[:, :9]), prefix_state(model, ids[:, : 20 - removed])
+    mask = torch.ones_like(ids)
+    mask[0, :3] = mask[1, 9] = mask[1, 16:18] = 0
+    state, kept = prefix_state(model, ids[:, :9], attention_mask=mask[:, :9]), slice(20 - removed)
+    expected = prefix_state(model, ids[:, kept], attention_mask=mask[:, kept])
     state.activate_past_recording()
-    for piece in ids[:, 9:].split([1, 6, 1, 3], dim=1):
-        prefix_state(model, piece, past_key_values=state)
+    for piece, present in zip(*(each[:, 9:].split([1, 6, 1, 3], dim=1) for each in (ids, mask))):
+        prefix_state(model, piece, past_key_values=state, attention_mask=present)
     state.crop(-removed)
     same_state(state, expected)
     assert state.get_seq_length() == 20 - removed

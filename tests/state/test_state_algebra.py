@@ -28,41 +28,11 @@ from retnet_hf.state.state_file import is_of_same_weights, weights_mark, write_s
 
 
 MODELS = {dtype: small_model("grouped").to(dtype) for dtype in (torch.float64, torch.float32)}
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 def read(model, tokens, state=None, mask=None):
     with torch.no_grad():
         return model(tokens, attention_mask=mask, past_key_values=state, use_cache=True)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    dtype=st.sampled_from(list(MODELS)),
-    seed=st.integers(0, 1000),
-    before=st.integers(0, 12),
-    calls=st.lists(st.integers(1, 9), min_size=1, max_size=4),
-    share=st.floats(0, 1),
-)
-def test_rewinding_is_never_having_read(dtype, seed, before, calls, share):
-    model, removed = MODELS[dtype], round(share * sum(calls))
-    tokens, following = random_ids(2, before + sum(calls), seed), random_ids(2, 5, seed + 1)
-    mask = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) < 0.8
-    state, end = RetNetState(model.config), before
-    if before:
-        read(model, tokens[:, :before], state, mask[:, :before])
-    state.activate_past_recording()
-    for length in calls:
-        read(model, tokens[:, end : end + length], state, mask[:, end : end + length])
-        end += length
-    state.crop(-removed)
-
-    kept, straight = end - removed, None
-    assert int(state.get_seq_length()) == kept
-    if kept:
-        straight = read(model, tokens[:, :kept], mask=mask[:, :kept]).past_key_values
-        same_state(state, straight, TOLERANCE[dtype])
-    close(read(model, following, state).logits, read(model, following, straight).logits, TOLERANCE[dtype] * 10)
 
 
 OPERATIONS = st.one_of(
@@ -420,23 +390,6 @@ def test_ids_are_accepted_after_steps_that_a_compiled_model_took():
     assert greedy(model, ids, 4, past_key_values=state).equal(greedy(model, ids, 4))
 
 
-MOVES = [lambda state: state.reorder_cache(torch.tensor([1, 0])), lambda state: state.batch_repeat_interleave(2)]
-MOVES += [lambda state: state.batch_select_indices(torch.tensor([1, 0]))]
-
-
-@pytest.mark.parametrize("change", MOVES)
-def test_what_was_read_last_follows_the_rows(change):
-    """A whole text that a row has not read is refused after the rows were moved, and its own is accepted."""
-    model, ids = small_model(), random_ids(2, 6)
-    ids[:, -2] = torch.tensor([5, 9])
-    state = read(model, ids[:, :-1]).past_key_values
-    change(state)
-    rows = ids.repeat_interleave(2, dim=0) if len(state.layers[0].last_ids) == 4 else ids.flip(0)
-    state.require_read(rows)
-    with pytest.raises(ValueError, match="must begin with the 5 tokens that cache has read"):
-        state.require_read(rows.flip(0))
-
-
 def test_a_share_of_the_heads_is_not_saved(saved_state, tmp_path):
     """What one rank of a tensor parallel model holds would be taken for all heads."""
     share = saved_state[0].clone()
@@ -565,15 +518,3 @@ def test_the_last_bit_of_a_decay_is_not_in_the_fingerprint(schedule, monkeypatch
     exact = RetNetConfig.decays
     monkeypatch.setattr(RetNetConfig, "decays", lambda *args: [math.nextafter(decay, 0) for decay in exact(*args)])
     assert small_config(decay_schedule=schedule).state_fingerprint == before
-
-
-def test_a_state_of_inference_mode_can_be_rewound_outside_it():
-    model, tokens = MODELS[torch.float64], random_ids(1, 8)
-    with torch.inference_mode():
-        state = RetNetState(model.config)
-        state.activate_past_recording()
-        model(tokens, past_key_values=state)
-    with torch.no_grad():
-        state.crop(-3)
-    assert int(state.get_seq_length()) == 5
-    same_state(state, read(model, tokens[:, :5]).past_key_values, 1e-12)

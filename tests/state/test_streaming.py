@@ -240,7 +240,10 @@ def test_a_checkpoint_has_the_states_of_one_run(tmp_path):
             callback.state = model(torch.full((1, 4), processes + process), use_cache=True).past_key_values
             arguments = SimpleNamespace(output_dir=str(tmp_path), world_size=processes, process_index=process)
             callback.on_save(arguments, SimpleNamespace(global_step=4), None)
-        found[processes] = callback._load(tmp_path / "checkpoint-4", model).layers[0].recurrent_states
+        streams = SimpleNamespace(dataset=TokenStreams(torch.arange(32), processes, 4))
+        resumed = TrainingArguments(str(tmp_path), per_device_train_batch_size=processes, report_to=[])
+        callback.on_train_begin(resumed, SimpleNamespace(global_step=4, epoch=0.5), None, model, streams)
+        found[processes] = callback.state.layers[0].recurrent_states
         assert len(found[processes]) == processes
     assert len(list((tmp_path / "checkpoint-4").iterdir())) == 1
     assert torch.equal(found[3][0], found[2][1])  # which have read the same

@@ -8,7 +8,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import close, random_ids, shake, small_model
+from small_models import close, random_ids, same_state, shake, small_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -64,34 +64,6 @@ def test_pieces_are_the_whole(cuts, name):
     close(torch.cat(pieces, dim=1), layer(hidden_states)[0], 1e-11)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.booleans(), min_size=12, max_size=12).filter(any), st.sampled_from(sorted(OPTIONS)))
-@torch.no_grad()
-def test_absent_tokens_change_nothing(kept, name):
-    layer, hidden_states, following = layer_of(name), random_states(1, 12), random_states(1, 3, seed=1)
-    states, mask = (layer.new_state(), layer.new_state()), torch.tensor([kept])
-    close(layer(hidden_states, states[0], mask)[0][mask], layer(hidden_states[mask][None], states[1])[0][0], 1e-11)
-    close(layer(following, states[0])[0], layer(following, states[1])[0], 1e-11)
-
-
-@torch.no_grad()
-def test_sessions_join_leave_pause_and_begin_anew(tmp_path):
-    layer, frames = layer_of("grouped"), random_states(3, 12)
-    whole, state = layer(frames)[0], layer.new_state()
-    layer(frames[:, :6], state)
-    kept = state.clone()
-    layer(random_states(3, 2, seed=1), state, mask=torch.tensor([[True] * 2, [False] * 2, [True] * 2]))
-    state.reset_rows(torch.tensor([True, False, False]))
-    output, _ = layer(frames[:, 6:], state)
-    close(output[1], whole[1, 6:], 1e-11)  # it paused
-    close(output[0], layer(frames[:1, 6:])[0][0], 1e-11)  # it began anew
-    joined = RetNetState.concatenate([kept.select([2]), kept.select([0])])
-    assert kept.nbytes == joined.nbytes * 3 // 2
-    joined.save(tmp_path / "state")
-    loaded = RetNetState.load(tmp_path / "state", layer.config)
-    close(layer(frames[[2, 0], 6:], loaded)[0], whole[[2, 0], 6:], 1e-11)
-
-
 @pytest.mark.parametrize("dialect", ["hybrid", "sinks", "grouped"])
 @torch.no_grad()
 def test_rows_of_a_model_begin_anew(dialect):
@@ -125,10 +97,15 @@ def test_rows_that_begin_anew_change_no_gradient_of_what_was_read(dialect, check
 
 @pytest.mark.parametrize("dialect", ["fla", "hybrid"])
 @torch.no_grad()
-def test_rows_of_a_state_of_inference_mode_change_outside_it(dialect):
+def test_a_state_of_inference_mode_changes_outside_it(dialect):
     model, ids = small_model(dialect), random_ids(2, 12)
     with torch.inference_mode():
         swapped, anew = (model(ids[:, :7]).past_key_values for _ in range(2))
+        rewound = RetNetState(model.config)
+        rewound.activate_past_recording()
+        model(ids, past_key_values=rewound)
+    rewound.crop(-5)
+    same_state(rewound, model(ids[:, :7]).past_key_values)
     swapped.reorder_cache(torch.tensor([1, 0]))
     anew.reset_rows(torch.tensor([True, True]))
     close(model(ids.flip(0)[:, 7:], past_key_values=swapped).logits, model(ids.flip(0)).logits[:, 7:])

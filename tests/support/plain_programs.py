@@ -45,7 +45,7 @@ def made(request, monkeypatch) -> Runs:
         def run(flat: list[Tensor]) -> list[Tensor]:
             step = kept[path]
             first = len(flat) - len(step.names)
-            with torch.no_grad(), patch.object(gradients, "needs_autograd", lambda *arguments: True):  # as in a compiler
+            with torch.no_grad(), patch.object(gradients, "is_traced", lambda *arguments: True):  # as in a compiler
                 if isinstance(step, ProductStep):
                     runs.of_products.append(path)
                     return [step(flat[0], flat[1:])]

@@ -3,7 +3,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from unittest import mock
 
 import pytest
 import torch
@@ -135,13 +134,6 @@ def small_model(dialect: str = "fla", model_class: type = RetNetForCausalLM, see
     if config.is_hybrid and not model_class.__name__.startswith("RetNetHybrid"):
         model_class = getattr(retnet_hf, model_class.__name__.replace("RetNet", "RetNetHybrid"))
     return shake(model_class(config), seed).eval()
-
-
-@contextmanager
-def a_state_for_each_head() -> Iterator[None]:
-    """Models built within keep one for each of the heads that would share it, as those of earlier versions did."""
-    with mock.patch.object(RetNetConfig, "state_heads", lambda config, layer: config.num_attention_heads):
-        yield
 
 
 def small_llama() -> LlamaForCausalLM:

@@ -15,7 +15,6 @@ from torch import nn
 from transformers import AutoModelForImageClassification
 
 import retnet_hf
-from retnet_hf import RetNetState
 
 
 def adapted(tuned) -> set[str]:
@@ -119,12 +118,3 @@ def test_prefix_tuning_is_refused(fla_model):
     tuned = get_peft_model(copy.deepcopy(fla_model), peft.PrefixTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM"))
     with pytest.raises(ValueError, match="cache must be a RetNetState or an empty cache"):
         tuned(random_ids(1, 7))
-
-
-def test_a_state_is_saved_and_loaded_with_its_adapters(fla_model, tmp_path):
-    tuned, path = get_peft_model(copy.deepcopy(fla_model), LoraConfig()), tmp_path / "state.safetensors"
-    with torch.no_grad():
-        tuned(input_ids=random_ids(1, 6), use_cache=True).past_key_values.save(path)
-    assert RetNetState.load(path, tuned).get_seq_length() == 6
-    with pytest.raises(ValueError, match="with other weights"):
-        RetNetState.load(path, fla_model)

@@ -137,19 +137,6 @@ def test_long_and_narrow_images_are_those_of_the_masked_product(height, width):
             assert_close(image.run("chunkwise", tile_size=tile_size), expected, torch.float64, f"tile size {tile_size}")
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_masked_token_adds_nothing_and_keeps_its_place(form):
-    image = Image(3, 7, 6, mask=True)
-    output = image.run(form, tile_size=3)
-    present = image.mask[:, None, :, :, None]
-    for tensor in (image.key, image.value):
-        with torch.no_grad():
-            tensor.copy_(torch.where(present, tensor, 1e3 * torch.randn_like(tensor)))
-    assert_close(image.run(form, tile_size=3), output, torch.float64, "output")
-    for gradient in image.gradients(image.run(form, tile_size=3))[1:3]:
-        assert not (gradient * ~present).any(), "a masked token has a gradient"
-
-
 def test_the_map_times_the_values_is_the_output():
     image = Image(5, 4, 6, mask=True)
     scores = manhattan_map(image.query, image.key, image.log_decay, image.mask)
@@ -206,16 +193,6 @@ class Operator(torch.nn.Module):
 
     def forward(self, query, key, value):
         return manhattan_retention(query, key, value, self.log_decay, form=self.form, tile_size=2)
-
-
-@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
-def test_exports_with_the_batch_left_open(form):
-    image, batch = Image(11, 3, 3, torch.float32), {0: torch.export.Dim("batch")}
-    operands = tuple(tensor.detach() for tensor in (image.query, image.key, image.value))
-    operator = Operator(image.log_decay.detach(), form)
-    program = torch.export.export(operator, operands, dynamic_shapes=dict.fromkeys(("query", "key", "value"), batch))
-    larger = [torch.cat([tensor, tensor[:1] * 2]) for tensor in operands]
-    assert_close(program.module()(*larger), operator(*larger), torch.float32, "output")
 
 
 def test_exports_with_the_grid_left_open():

@@ -16,10 +16,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForImageClassification, AutoModelForMaskedImageModeling
 
 from retnet_hf import ViRBackbone, ViRForMaskedImageModeling, ViRModel
-from retnet_hf.ops.layout import layout_of
-from retnet_hf.ops.plan import Plan
 from retnet_hf.vision import modeling_vir
-from retnet_hf.vision.modeling_vir import ViREmbeddings, ViRRetention
+from retnet_hf.vision.modeling_vir import ViREmbeddings
 from retnet_hf.vision.vision_blocks import FeedForward
 
 
@@ -42,49 +40,6 @@ def test_all_forms_are_one_function(recipe):
     for answer in answers[1:]:
         for actual, expected in zip(answer, answers[0], strict=True):
             exact(actual, expected)
-
-
-@pytest.mark.parametrize("recipe", ["authors", "pulfer", "bidirectional"])
-def test_retention_is_its_definition(recipe):
-    config = small_vir_config(recipe)
-    retention = shake_vision(ViRRetention(config)).double()
-    hidden_states = torch.randn(2, 7, 16, dtype=torch.float64)
-    log_decay = torch.tensor(config.decays(), dtype=torch.float64).log()
-    layout, options = layout_of((1, 7), log_decay.device), {"with_final": False, "bidirectional": config.bidirectional}
-    plan = Plan(layout, None, 8**-0.5, [log_decay], "chunkwise", 5, **options)
-    with torch.no_grad():
-        output, maps = retention(hidden_states, plan)
-
-        def heads(projection: nn.Module) -> Tensor:
-            if config.use_per_head_projections:  # each head's own slice of the hidden state, through its own matrix
-                slices = [hidden_states[..., 8 * head : 8 * head + 8] for head in range(2)]
-                return torch.stack([F.linear(s, w, b) for s, w, b in zip(slices, projection.weight, projection.bias)], dim=1)
-            return projection(hidden_states).view(2, 7, 2, 8).transpose(1, 2)
-
-        query, key, value = (heads(p) for p in (retention.q_proj, retention.k_proj, retention.v_proj))
-        mixed = torch.zeros_like(value)
-        for head, decay in enumerate(config.decays()):
-            for n in range(7):
-                for m in range(7 if config.bidirectional else n + 1):
-                    score = (query[:, head, n] * key[:, head, m]).sum(-1, keepdim=True) / 8**0.5
-                    mixed[:, head, n] += decay ** abs(n - m) * score * value[:, head, m]
-        expected = mixed.transpose(1, 2).flatten(2)
-        if config.use_retention_norm:
-            expected = F.gelu(F.layer_norm(expected, (16,), retention.norm.weight, retention.norm.bias, 1e-5))
-        exact(output, retention.o_proj(expected))
-    assert maps is None
-
-
-@pytest.mark.parametrize("recipe", CAUSAL)
-def test_no_patch_sees_a_later_one(recipe):
-    """A change of the last patch reaches the last patch, and the class token after it, alone."""
-    model, pixel_values = small_vir(recipe, ViRModel), images(1)
-    changed = pixel_values.clone()
-    changed[..., -8:, -6:] += 1
-    with torch.no_grad():
-        before, after = (model(x).last_hidden_state for x in (pixel_values, changed))
-    assert torch.equal(before[:, :11], after[:, :11])
-    assert ((before[:, 11:] - after[:, 11:]).abs().amax(-1) > 1e-3).all()
 
 
 @pytest.mark.parametrize(("recipe", "tokens", "seeing"), [("bidirectional", 13, 0), ("mirrored", 24, -1)])
@@ -214,21 +169,6 @@ def test_initialisation():
             assert parameter.std().item() == pytest.approx(0.02, rel=0.3), name
 
 
-@pytest.mark.parametrize("recipe", ["authors", "bidirectional", "mirrored"])
-def test_retention_maps(recipe):
-    model, pixel_values = small_vir(recipe).double(), images(dtype=torch.float64)
-    out = model(pixel_values, output_attentions=True)
-    tokens = 24 if recipe == "mirrored" else 13
-    assert [tuple(maps.shape) for maps in out.attentions] == [(2, 2, tokens, tokens)] * 3
-    assert all((maps.triu(1) == 0).all() != (recipe == "bidirectional") for maps in out.attentions)
-    exact(out.logits, model(pixel_values, retention_form="chunkwise").logits)
-    assert all(gradient.any() for gradient in torch.autograd.grad(out.logits.sum(), out.attentions))
-    model.config.output_attentions = True
-    assert len(model(pixel_values).attentions) == 3
-    with pytest.raises(ValueError, match="auto or parallel with output_attentions=True, got 'recurrent'"):
-        model(pixel_values, retention_form="recurrent")
-
-
 @pytest.mark.parametrize("field", ["embedding_dropout", "hidden_dropout", "activation_dropout"])
 def test_dropout_is_there_in_training_only(field):
     model = small_vir("authors", **{field: 0.5})
@@ -288,6 +228,10 @@ def test_backbone(apply_layernorm):
 MASKED = r"bool_masked_pos must be of shape \(batch, patches\), \(2, 12\) for these images"
 BAD_CALLS = [
     ({"retention_form": "serial"}, "retention_form must be one of auto, parallel, recurrent, chunkwise, got 'serial'"),
+    (
+        {"retention_form": "recurrent", "output_attentions": True},
+        "auto or parallel with output_attentions=True, got 'recurr",
+    ),
     ({"bool_masked_pos": torch.zeros(2, 12) > 0}, "bool_masked_pos must be None in a model without a mask token"),
     ({"size": (32, 30)}, r"height and width \(24, 24\).* got \(32, 30\). Pass interpolate_pos_encoding=True"),
     ({"size": (32, 32), "interpolate_pos_encoding": True}, r"that the patch_size \(8, 6\) divides, got \(32, 32\)"),

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retnet_hf import MetaFormerBackbone, RMTBackbone
-from retnet_hf.modules.layers import HeadDecay, attention_map, eager_attention_forward
-from retnet_hf.vision.vision_blocks import FeedForward, ResidualBranch, drop_path_rates
+from retnet_hf.modules.layers import HeadDecay
+from retnet_hf.vision.vision_blocks import ResidualBranch, drop_path_rates
 
 
 CPU = torch.device("cpu")
@@ -62,28 +62,6 @@ def test_no_cast_touches_decays():
         assert torch.equal(cast(torch.bfloat16, CPU), torch.tensor(expected))
         assert cast(torch.float64, CPU).tolist() == pytest.approx(expected, rel=1e-15)
     assert not decay.state_dict()
-
-
-def test_feed_forward_is_its_definition():
-    feed_forward, tokens = FeedForward(4, 6, "relu", dropout=0.5).eval(), torch.randn(2, 3, 4)
-    inner = (tokens @ feed_forward.fc1.weight.T + feed_forward.fc1.bias).clamp(min=0)
-    torch.testing.assert_close(feed_forward(tokens), inner @ feed_forward.fc2.weight.T + feed_forward.fc2.bias)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("heads", [2, 6])
-def test_attention_written_out_is_that_of_torch(heads, is_causal):
-    query = torch.randn(2, heads, 5, 4, dtype=torch.float64)
-    key, value = torch.randn(2, 2, 2, 5, 4, dtype=torch.float64)
-    module, mask = nn.Module(), torch.randn(5, 5, dtype=torch.float64)
-    module.is_causal = is_causal
-    for options in ({"is_causal": is_causal}, {"attn_mask": mask}):
-        output, attention = eager_attention_forward(module, query, key, value, options.get("attn_mask"), scaling=0.3)
-        expected = nn.functional.scaled_dot_product_attention(query, key, value, scale=0.3, enable_gqa=True, **options)
-        torch.testing.assert_close(output.transpose(1, 2), expected)
-        assert (attention.triu(1) == 0).all() == (is_causal and "is_causal" in options)
-    if heads == 2:
-        torch.testing.assert_close(attention_map(query, key, mask, 0.3) @ value, expected)
 
 
 def test_a_cast_of_the_inputs_of_blocks_leaves_decays_and_rotations_alone(family):

@@ -93,7 +93,7 @@ def test_outputs(family, model):
         assert all(a.equal(b) for a, b in zip(tree_leaves(plain), tree_leaves(named.to_tuple()), strict=True))
 
 
-@pytest.mark.parametrize(("size", "interpolate"), [((64, 64), False), ((33, 35), True), ((31, 32), True)])
+@pytest.mark.parametrize(("size", "interpolate"), [((64, 64), False), ((33, 35), True), ((31, 32), True), ((5, 149), True)])
 def test_sizes_that_do_not_fit_are_refused_or_work(family, model, size, interpolate):
     """A ValueError that says the size, or an answer to which the last pixels matter."""
     pixel_values = random_images(3, *size)
@@ -107,6 +107,23 @@ def test_sizes_that_do_not_fit_are_refused_or_work(family, model, size, interpol
         logits, *others = logits_of(model, pixel_values, interpolate_pos_encoding=interpolate)
         assert logits.isfinite().all()
         assert not any(other.allclose(logits, atol=1e-4) for other in others)
+
+
+def test_maps_change_no_logits_and_have_gradients(family):
+    """Those of retention and of attention, on request by argument or by configuration, in both implementations."""
+    model, images = family.model().double(), random_images(dtype=torch.float64)
+    out = model(images, output_attentions=True)
+    assert all(maps.shape[2] == maps.shape[3] for maps in out.attentions)
+    assert all(gradient.any() for gradient in torch.autograd.grad(out.logits.square().sum(), out.attentions))
+    assert model(images).attentions is None
+    close(model(images).logits, out.logits, 1e-11)
+    if family is not VISION_FAMILIES["vir"]:
+        model.set_attn_implementation("eager")
+    model.config.output_attentions = True
+    again = model(images)
+    close(again.logits, out.logits, 1e-11)
+    for ours, theirs in zip(again.attentions, out.attentions, strict=True):
+        close(ours, theirs, 1e-11)
 
 
 def test_other_configs_run_and_are_saved(family, tmp_path):

@@ -15,31 +15,6 @@ def no_gradients():
         yield
 
 
-@pytest.mark.parametrize("mask", [[1, 1, 0, 0, 0], [1, 0, 1, 0, 1], [0, 0, 1, 1, 1]])
-@pytest.mark.parametrize("family", ["hybrid", "sinks"])
-def test_a_compiled_window_keeps_what_stands_before_a_gap(mask, family):
-    """A full window of columns is not a window of tokens where some of them are absent."""
-    model, ids = small_model(family, sliding_window=4), random_ids(1, 11)
-    mask, compiled = torch.tensor([mask]), torch.compile(model, backend="eager")
-    state = model(ids[:, :5], attention_mask=mask, use_cache=True).past_key_values
-    expected = model(torch.cat([ids[:, :5][mask.bool()], ids[0, 5:]])[None]).logits[:, -6:]
-    for n, token in enumerate(ids[:, 5:].split(1, dim=1)):
-        close(compiled(token, past_key_values=state).logits[:, 0], expected[:, n])
-
-
-@pytest.mark.parametrize("family", ["hybrid", "sinks"])
-def test_a_compiled_window_forgets_no_token_for_one_that_is_absent(family):
-    """A row that has no token in a step keeps all tokens of its window."""
-    model, ids = small_model(family, sliding_window=4), random_ids(2, 12)
-    compiled, mask = torch.compile(model, backend="eager"), torch.ones(2, 12, dtype=torch.int64)
-    mask[0, [5, 6, 8]] = 0
-    state = model(ids[:, :5], use_cache=True).past_key_values
-    for n in range(5, 12):
-        logits = compiled(ids[:, n : n + 1], attention_mask=mask[:, : n + 1], past_key_values=state).logits[:, 0]
-    close(logits[:1], model(ids[:1, mask[0].bool()]).logits[:, -1])
-    close(logits[1:], model(ids[1:]).logits[:, -1])
-
-
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("family", ["hybrid", "sinks"])
 def test_a_compiled_decode_step_is_compiled_while_windows_fill_and_not_again(padded, family):
