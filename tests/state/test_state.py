@@ -79,18 +79,6 @@ def test_what_generation_cannot_continue_from_is_refused(model):
         assert drafted.equal(greedy(model, ids, 20))
 
 
-def test_continue_with_a_new_turn_in_beams_and_samples(model):
-    """One row's state serves several beams or samples: generate() leaves the repeating to us."""
-    ids = random_ids(1, 9)
-    for kwargs in ({"num_beams": 3, "do_sample": False}, {"num_return_sequences": 3, "do_sample": True}):
-        state, found = prefix_state(model, ids[:, :8]), []
-        state.batch_repeat_interleave(3)
-        for options in ({"past_key_values": state}, {}):
-            torch.manual_seed(1)
-            found.append(model.generate(ids, max_new_tokens=12, **options, **kwargs))
-        assert found[0].equal(found[1])
-
-
 CACHES = {
     "state": lambda config: RetNetState(config),
     "dynamic": lambda config: DynamicCache(config=config),
@@ -225,18 +213,6 @@ def test_the_state_passes_between_modes_of_autograd(model, first, later):
         close(model(ids[:1], past_key_values=state).logits, model(ids[:1]).logits)
 
 
-def test_gradients_flow_through_the_state_after_it_was_read_without(model):
-    """A call without gradients does not spoil the graph of the calls before it."""
-    ids = random_ids(2, 12)
-    out = model(ids[:, :6], use_cache=True)
-    with torch.no_grad():
-        model(ids[:, 6:7], past_key_values=out.past_key_values)
-    model.zero_grad()
-    out.logits.sum().backward()
-    assert model.lm_head.weight.grad.isfinite().all()
-    model.zero_grad()
-
-
 def test_the_state_stays_where_it_is(model):
     """Decoding allocates nothing that lasts: the tensors of the state keep their addresses."""
     state, addresses = prefix_state(model, random_ids(2, 9)), []
@@ -314,20 +290,6 @@ def test_a_call_that_fails_between_layers_leaves_a_state_that_no_file_hides(tmp_
     state.save(tmp_path / "state.safetensors")
     with pytest.raises(ValueError, match="differs from the first layer's"):
         RetNetState.load(tmp_path / "state.safetensors", model)
-
-
-@torch.no_grad()
-def test_layers_that_a_pipeline_stage_does_not_hold_read_nothing():
-    class Missing(torch.nn.Identity):
-        def forward(self, hidden_states, *_, **__):
-            return hidden_states
-
-    model = small_model().model
-    model.layers[0] = Missing()
-    state = RetNetState.zeros(model.config, 2)
-    for use_cache, read in ((False, 0), (True, 3)):
-        model(inputs_embeds=torch.randn(2, 3, model.config.hidden_size), past_key_values=state, use_cache=use_cache)
-        assert [int(layer.cumulative_length) for layer in state.layers] == [0] + [read] * (len(state.layers) - 1)
 
 
 def test_a_conversation_is_not_read_again_and_its_tokens_are_the_same(model):
