@@ -8,23 +8,30 @@ import copy
 import os
 import pickle
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+from changed_fields import LATENT
 from peft import LoraConfig, get_peft_model
 from plain_programs import KINDS, PROMPT, decoded, read, same, state_after
-from small_models import close, random_ids, small_llama, small_model
+from small_models import DIALECTS, FAMILIES, close, random_ids, small_config, small_llama, small_model
+from token_products import BFLOAT16, check, linear_layers
 from torch import nn
+from transformers.utils import logging
 
 import retnet_hf
 import retnet_hf.cpu
 from retnet_hf import RetNetForMaskedLM, RetNetForSequenceClassification, RetNetState, cpu
 from retnet_hf.cpu import CompiledLinear, number_of_programs, original
+from retnet_hf.cpu import products as cpu_products
 from retnet_hf.cpu import programs as cpu_programs
+from retnet_hf.cpu.products import HALF_TYPES, is_faster_as_vector, product_of, vector
 from retnet_hf.ops import gradients
 from retnet_hf.retnet import modeling_retnet
+from retnet_hf.vllm import refuse_what_has_no_memory
 
 
 pytest_plugins = ("plain_programs",)  # the fixture `made`
@@ -326,3 +333,74 @@ REFUSED = [  # models, arguments, and what is said
 def test_what_cannot_be_compiled_is_refused(tmp_path, make, arguments, said):
     with pytest.raises(ValueError, match=said):
         compiled(make(), tmp_path, **arguments)
+
+
+STATELESS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "said"),
+    [
+        ("sinks", {}, "attention_sinks must be 0 to be served by vLLM, got 2"),
+        ("ring", {"hidden_act": "relu"}, "hidden_act of experts must be silu or gelu to be served by vLLM, got 'relu'"),
+        ("fla", LATENT, "kv_lora_rank must be None to be served by vLLM, got 6"),
+        ("fla", STATELESS, "layer_types must contain linear_attention to be served by vLLM"),
+        *((name, {}, None) for name in (*DIALECTS, *FAMILIES) if name != "sinks"),
+    ],
+)
+def test_vllm_is_given_only_layers_that_its_tables_have_a_place_for(family, fields, said):
+    with nullcontext() if said is None else pytest.raises(ValueError, match=said):
+        refuse_what_has_no_memory(small_config(family, **fields))
+
+
+@pytest.mark.parametrize(("family", "programs", "retaining"), [("hypenet", 2, 2), ("transnormer", 1, 2), ("ring", 1, 2)])
+def test_the_fast_copy_computes_the_same_and_says_which_layers_have_no_program(
+    family, programs, retaining, made, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.get_logger("retnet_hf.cpu"), "propagate", True)
+    model = small_model(family)
+    fast = retnet_hf.cpu.compile(model, folder=tmp_path)
+    assert retnet_hf.cpu.number_of_programs(fast) == programs
+    said = f"compiles only the products of {retaining - programs} of {retaining} layers of retention, since they have"
+    assert (said in caplog.text) == (programs < retaining)
+    same(decoded(fast), decoded(model))
+
+
+def test_a_program_scales_queries_that_it_does_not_rotate(made, tmp_path):
+    """Without rotation, and with the rotation of other layers alone."""
+    for fields in (FAMILIES["transnormer"] | {"learned_rotary_layers": None}, FAMILIES["minimax"] | {"num_experts": None}):
+        model = small_model(**fields)
+        fast = retnet_hf.cpu.compile(model, folder=tmp_path)
+        assert retnet_hf.cpu.number_of_programs(fast) == 2
+        same(decoded(fast), decoded(model))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("faster", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dense_weights(dtype, faster, bias, monkeypatch):
+    monkeypatch.setattr(cpu_products, "is_faster_as_vector", lambda *kind: faster)
+    layers = linear_layers(dtype, bias)
+    check(layers, 2e-6 if dtype == torch.float32 else 2 * BFLOAT16)
+    assert ({product_of(layer).kernel for layer in layers} == {vector}) == (faster and dtype in HALF_TYPES)
+
+
+def test_what_is_not_understood_or_hooked_has_no_product():
+    layer = nn.Linear(4, 4)
+    handle = layer.register_forward_hook(lambda *_: None)
+    assert [product_of(each) for each in (nn.Linear(32, 8, device="meta"), nn.Bilinear(4, 4, 4), layer)] == [None] * 3
+    handle.remove()
+    assert product_of(layer) is not None
+
+
+def test_whether_a_vector_is_faster_is_found_out_once(monkeypatch):
+    trials = []
+    monkeypatch.setattr(cpu_products, "is_clearly_faster", lambda *sides: trials.append(sides) or True)
+    is_faster_as_vector.cache_clear()
+    try:
+        assert [is_faster_as_vector(8, 4, torch.bfloat16, threads) for threads in (1, 1, 2)] == [True] * 3
+        assert len(trials) == 2
+        for side in trials[0]:
+            assert all(result.flatten().tolist() == [4.0] * 8 for result in side())
+    finally:
+        is_faster_as_vector.cache_clear()

@@ -1,16 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Tools decide by tables of names, and by what a signature or a configuration has: our models stand in them.
-
-| table | who decides by it |
-|---|---|
-| MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | Trainer: whether label smoothing shifts labels; lm-eval; BLIP-2's decoder |
-| the MAPPING_NAMES of each Auto class | pipelines, model cards, `transformers serve` |
-| TRANSFORMERS_MODELS_TO_…_TARGET_MODULES_MAPPING of PEFT | target modules by default: test_works_with_peft.py |
-| `config.auto_map` | TRL: which Auto class loads a folder given by its name |
-| the signature of `forward` | Trainer: which columns of a dataset are kept |
-| `accepts_loss_kwargs` | Trainer: who divides a loss by the steps of gradient accumulation |
-| `config.max_position_embeddings` | sentence-transformers: where texts are cut |
-"""
+"""Tools decide by tables of names, and by what a signature or a configuration has: our models stand in them."""
 
 import inspect
 import re

@@ -52,7 +52,7 @@ def test_a_transformer_keeps_its_logits_and_its_greedy_tokens(name):
     assert greedy(model, ids, 60, pad_token_id=0).equal(greedy(source, ids, 60, pad_token_id=0))
 
 
-@pytest.mark.parametrize("family", ["hybrid", "sinks"])
+@pytest.mark.parametrize("family", ["hybrid", "sinks", "minimax"])
 def test_implementations_of_attention_agree(family):
     """Weights of attention are returned with the maps."""
     model, ids, mask = small_model(family), random_ids(2, 30), mask_without({0: (0, 7)}, 2, 30)

@@ -1,9 +1,10 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""The tables of `tests/PROMISES.md` name tests that exist."""
+"""The tables of `tests/PROMISES.md` name tests that exist, and the Python of the README runs from top to bottom."""
 
 import ast
 import re
 
+from documentation import session
 from places import ROOT, TESTS
 
 
@@ -19,3 +20,10 @@ def test_every_promise_has_a_test():
             body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
             tests[file] = {node.name for node in body if isinstance(node, ast.FunctionDef)}
         assert test in tests[file], promise
+
+
+def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    session(ROOT / "README.md").run()
+    assert (tmp_path / "my-retnet" / "model.safetensors").is_file()
+    assert "\nIn the beginning God created the heaven and the earth.\n" in capfd.readouterr().out

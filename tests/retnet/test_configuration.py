@@ -51,19 +51,6 @@ def test_the_default_is_fla_hub_1_3b(tmp_path):
         assert ours[field] == default[field]
 
 
-def test_a_syncdoth_config_is_read_as_it_is(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(SYNCDOTH))
-    config = AutoConfig.from_pretrained(tmp_path)
-    expected = {"hidden_size": 1280, "num_hidden_layers": 12, "num_attention_heads": 8, "head_dim": 160}
-    expected |= {"value_head_dim": 320, "intermediate_size": 2560, "decay_schedule": "log_linear", "chunk_size": 512}
-    expected |= {"rotary_endpoint": True, "head_norm_affine": False, "use_embedding_norm": True}
-    assert {name: getattr(config, name) for name in expected} == expected
-    assert config.embedding_multiplier == pytest.approx(math.sqrt(1280))
-    config.save_pretrained(tmp_path)
-    assert "decoder_" not in (tmp_path / "config.json").read_text()
-    assert AutoConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
-
-
 def test_deepnorm_multiplies_the_stream():
     config = RetNetConfig(**(SYNCDOTH | {"deepnorm": True, "decoder_normalize_before": False}))
     assert config.residual_multiplier == pytest.approx(24**0.25)

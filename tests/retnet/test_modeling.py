@@ -1,14 +1,15 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """RetNetModel: every option in every form, the paper's initialisation, retention maps, gradients through the state."""
 
+import copy
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import close, random_ids, small_model
+from small_models import close, greedy, random_ids, shake, small_config, small_model
+from torch import nn
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetModel
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetState
 
 
 OPTIONS = {
@@ -83,28 +84,6 @@ def test_fan_in_draws_every_matrix_as_pytorch_draws_a_linear_layer():
     assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
-def test_fan_in_begins_with_queries_and_keys_of_the_size_that_they_have_without_their_norm():
-    sizes, found = {"num_hidden_layers": 2, "vocab_size": 50}, []
-    unrotated = SimpleNamespace(rotate=lambda query, key: (query, key))
-    for use_qk_norm in (True, False):
-        torch.manual_seed(0)
-        options = {"use_qk_norm": use_qk_norm, "feature_map": None, "use_rotary": False}
-        model = RetNetForCausalLM(RetNetConfig.from_preset("tiny", **options, **sizes))
-
-        def measure(layer, args):
-            found.append([part.square().mean().sqrt().item() for part in layer.operands(args[0], unrotated)[:2]])
-
-        model.model.layers[0].retention.register_forward_pre_hook(measure)
-        model(torch.randint(0, 50, (8, 64)))
-    assert found[0] == pytest.approx([3**-0.5] * 2, rel=1e-4)
-    assert found[0] == pytest.approx(found[1], rel=0.1)
-    xavier = RetNetForCausalLM(RetNetConfig.from_preset("tiny", initialization="xavier", **sizes))
-    assert xavier.model.layers[0].retention.q_norm.weight.unique().tolist() == [1.0]
-    hybrid = RetNetHybridForCausalLM(RetNetHybridConfig.from_preset("tiny", **sizes)).model.layers
-    assert hybrid[0].retention.k_norm.weight.unique().tolist() == pytest.approx([3**-0.5])
-    assert hybrid[1].attention.k_norm.weight.unique().tolist() == [1.0]
-
-
 def test_retention_maps_are_what_the_layer_multiplies_its_values_with():
     model, ids, seen = small_model().double(), random_ids(2, 9), []
     module = model.model.layers[1].retention
@@ -139,17 +118,52 @@ def test_projections_are_plain_linear_layers(model):
     assert {type(module) for module in linear} == {torch.nn.Linear}
 
 
-def test_layers_may_differ_in_decays_and_feature_maps():
-    decays, maps = [[0.6, 0.8, 0.9, 0.99], [0.97, 0.3, 1.0, 0.85]], [None, "silu"]
-    both = small_model("grouped", RetNetModel, decay_schedule=decays, feature_map=maps)
-    alone = []
-    for index in range(2):
-        one = small_model("grouped", RetNetModel, decay_schedule=decays[index], feature_map=maps[index])
-        one.load_state_dict(both.state_dict())
-        alone.append(one)
-    ids = random_ids(2, 23)
-    with torch.no_grad():
-        first = alone[0](ids, output_hidden_states=True).hidden_states[1]
-        alone[1].layers, alone[1].config.num_hidden_layers = alone[1].layers[1:], 1
-        expected = alone[1](inputs_embeds=first, use_cache=False).last_hidden_state
-        close(both(ids).last_hidden_state, expected, 1e-6)
+ORDERS = {"cut": [0, 1], "cut in front": [1, 2, 3], "moved": [2, 1, 0, 3], "copied": [0, 1, 1, 2, 3, 2]}
+PLAIN = RetNetConfig.from_preset("tiny", vocab_size=100, eos_token_id=None)  # decays and feature maps differ by layer
+MODELS = {
+    "plain": (RetNetForCausalLM, PLAIN),
+    **{name: (RetNetHybridForCausalLM, small_config(name)) for name in ("sinks", "hypenet", "minimax")},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("change", ORDERS)
+@torch.no_grad()
+def test_layers_keep_what_they_compute_and_what_is_saved_computes_the_same(name, change, tmp_path):
+    model_class, config = MODELS[name]
+    model, order, ids = shake(model_class(copy.deepcopy(config))).eval(), ORDERS[change], random_ids(2, 20)
+    order = [layer for layer in order if layer < config.num_hidden_layers]
+    network, layers = model.model, model.model.layers
+    hidden = network.embed_tokens(ids) * config.embedding_multiplier
+    hidden = hidden if network.embed_norm is None else network.embed_norm(hidden)
+    plans = network.plan(hidden)
+    for layer in order:
+        hidden = layers[layer](hidden, plan=plans[layer])
+    expected = model.lm_head(network.norm(hidden)) / (getattr(config, "logits_scaling", None) or 1)
+
+    network.layers = nn.ModuleList(copy.deepcopy(layers[layer]) for layer in order)
+    close(model(ids, use_cache=False).logits, expected)
+    model.save_pretrained(tmp_path)
+    again = model_class.from_pretrained(tmp_path)
+    close(again(ids).logits, expected)
+    assert again.config.num_hidden_layers == len(order)
+    assert greedy(model, ids, 6).equal(greedy(again, ids, 6, use_cache=False))
+    model(ids, use_cache=True).cache.save(tmp_path / "state")
+    assert RetNetState.load(tmp_path / "state", again).get_seq_length() == 20
+
+
+@torch.no_grad()
+def test_layers_are_moved_in_one_model_and_no_layer_stands_twice():
+    config, ids = copy.deepcopy(PLAIN), random_ids(2, 20)
+    model, other = shake(RetNetForCausalLM(config)).eval(), shake(RetNetForCausalLM(config)).eval()
+    expected, layers = other(ids).logits, model.model.layers
+    model.model.layers = nn.ModuleList([layers[2], layers[0]])
+    model(ids)
+    assert (model.config.num_hidden_layers, config.num_hidden_layers) == (2, 4)
+    assert other(ids).logits.equal(expected)
+    model.model.layers = nn.ModuleList([layers[2], layers[0], layers[0]])
+    with pytest.raises(ValueError, match="each layer must be a module of its own"):
+        model(ids)
+    model.model.layers = nn.ModuleList()
+    with pytest.raises(ValueError, match="must have at least one layer"):
+        model(ids)

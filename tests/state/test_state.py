@@ -6,10 +6,24 @@ import pickle
 
 import pytest
 import torch
-from small_models import close, detailed, greedy, left_padded, memory, of_every_model, random_ids, same_state, small_model
-from transformers import DynamicCache, StaticCache
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import (
+    PAD,
+    close,
+    detailed,
+    greedy,
+    left_padded,
+    memory,
+    of_every_model,
+    random_ids,
+    same_state,
+    shake,
+    small_model,
+)
+from transformers import DynamicCache, StaticCache, StoppingCriteriaList
 
-from retnet_hf import RetNetState
+from retnet_hf import MultiScaleRetention, PrefixStates, RetNetConfig, RetNetForCausalLM, RetNetState
 from retnet_hf.state.retention_state import RetNetStateLayer
 
 
@@ -48,9 +62,9 @@ def test_generation_continues_from_the_state_of_a_forward(model, new_tokens):
     """Without a mask, ids that are no longer than what was read are new ones."""
     ids = random_ids(2, 9)
     expected = greedy(model, ids, 20)
-    for given in (ids, ids[:, 9 - new_tokens :]):
+    for text in (ids, ids[:, 9 - new_tokens :]):
         state = prefix_state(model, ids[:, : 9 - new_tokens])
-        assert greedy(model, given, 20, past_key_values=state)[:, -20:].equal(expected[:, 9:])
+        assert greedy(model, text, 20, past_key_values=state)[:, -20:].equal(expected[:, 9:])
 
 
 def test_what_generation_cannot_continue_from_is_refused(model):
@@ -63,18 +77,6 @@ def test_what_generation_cannot_continue_from_is_refused(model):
     for cache in (RetNetState(model.config), DynamicCache(config=model.config)):
         drafted = greedy(model, ids, 20, assistant_model=small_model(seed=1), past_key_values=cache)
         assert drafted.equal(greedy(model, ids, 20))
-
-
-def test_continue_with_a_new_turn_in_beams_and_samples(model):
-    """One row's state serves several beams or samples: generate() leaves the repeating to us."""
-    ids = random_ids(1, 9)
-    for kwargs in ({"num_beams": 3, "do_sample": False}, {"num_return_sequences": 3, "do_sample": True}):
-        state, found = prefix_state(model, ids[:, :8]), []
-        state.batch_repeat_interleave(3)
-        for options in ({"past_key_values": state}, {}):
-            torch.manual_seed(1)
-            found.append(model.generate(ids, max_new_tokens=12, **options, **kwargs))
-        assert found[0].equal(found[1])
 
 
 CACHES = {
@@ -211,18 +213,6 @@ def test_the_state_passes_between_modes_of_autograd(model, first, later):
         close(model(ids[:1], past_key_values=state).logits, model(ids[:1]).logits)
 
 
-def test_gradients_flow_through_the_state_after_it_was_read_without(model):
-    """A call without gradients does not spoil the graph of the calls before it."""
-    ids = random_ids(2, 12)
-    out = model(ids[:, :6], use_cache=True)
-    with torch.no_grad():
-        model(ids[:, 6:7], past_key_values=out.past_key_values)
-    model.zero_grad()
-    out.logits.sum().backward()
-    assert model.lm_head.weight.grad.isfinite().all()
-    model.zero_grad()
-
-
 def test_the_state_stays_where_it_is(model):
     """Decoding allocates nothing that lasts: the tensors of the state keep their addresses."""
     state, addresses = prefix_state(model, random_ids(2, 9)), []
@@ -302,15 +292,169 @@ def test_a_call_that_fails_between_layers_leaves_a_state_that_no_file_hides(tmp_
         RetNetState.load(tmp_path / "state.safetensors", model)
 
 
-@torch.no_grad()
-def test_layers_that_a_pipeline_stage_does_not_hold_read_nothing():
-    class Missing(torch.nn.Identity):
-        def forward(self, hidden_states, *_, **__):
-            return hidden_states
+def test_a_conversation_is_not_read_again_and_its_tokens_are_the_same(model):
+    states, text, length = PrefixStates(model, every=16), random_ids(1, 21), 0
+    for turn in range(3):
+        before, new = states.read, text.shape[1] - length
+        answer = states.generate(text, max_new_tokens=6, do_sample=False, attention_mask=torch.ones_like(text))
+        assert answer.equal(greedy(model, text, 6))
+        assert states.read - before == new + (turn > 0)  # the last token of an answer is in no state
+        length, text = answer.shape[1], torch.cat([answer, random_ids(1, 9, seed=turn)], dim=1)
+    assert states.reused + states.read == 21 + 36 + 51
+    before = states.read
+    assert states.generate(text[:, :-9], max_new_tokens=6, do_sample=False).equal(greedy(model, text[:, :-9], 6))
+    assert states.read - before == 1  # it goes on where the answer ended
 
-    model = small_model().model
-    model.layers[0] = Missing()
-    state = RetNetState.zeros(model.config, 2)
-    for use_cache, read in ((False, 0), (True, 3)):
-        model(inputs_embeds=torch.randn(2, 3, model.config.hidden_size), past_key_values=state, use_cache=use_cache)
-        assert [int(layer.cumulative_length) for layer in state.layers] == [0] + [read] * (len(state.layers) - 1)
+
+def test_other_ends_of_a_text_share_its_beginning(model):
+    states, text = PrefixStates(model, every=16), random_ids(1, 50)
+    states.generate(text, max_new_tokens=2, do_sample=False)
+    for changed, known in ((49, 49), (40, 32), (32, 32), (31, 16), (3, 0)):
+        other = text.clone()
+        other[0, changed] = (other[0, changed] + 1) % 60 + 3
+        before = states.reused
+        options = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
+        assert states.generate(other, **options).sequences.equal(greedy(model, other, 5))
+        assert states.reused - before == known
+
+
+def test_the_states_used_last_fit_into_the_memory():
+    model = small_model()
+    size = RetNetState.zeros(model.config, 1).nbytes
+    states = PrefixStates(model, memory=5 * size, every=16)
+    texts = [random_ids(1, 40, seed=seed) for seed in range(3)]
+    states.generate(texts[0], max_new_tokens=2)
+    assert (len(states.states), states.nbytes) == (4, 4 * size)  # of 16, 32, 39 tokens, and with the answer
+    states.generate(texts[0], max_new_tokens=2, do_sample=False)
+    states.generate(texts[1], max_new_tokens=2, do_sample=False)
+    assert (len(states.states), states.nbytes) == (5, 5 * size)
+    before = states.reused
+    states.generate(texts[0], max_new_tokens=2)
+    assert states.reused - before == 39
+    none = PrefixStates(model, memory=size - 1)
+    assert none.generate(texts[2], max_new_tokens=3, do_sample=False).equal(greedy(model, texts[2], 3))
+    assert len(none.states) == none.nbytes == 0
+
+
+def test_what_states_cannot_serve_is_generated_as_ever():
+    model, texts = small_model(), random_ids(2, 20)
+    states, mask = PrefixStates(model), torch.ones(1, 20, dtype=torch.long)
+    mask[0, :4] = 0
+    assert states.generate(texts, max_new_tokens=4, do_sample=False).equal(greedy(model, texts, 4))
+    for options in ({"attention_mask": mask}, {"prompt_lookup_num_tokens": 2}):
+        expected = greedy(model, texts[:1], 4, **options)
+        assert states.generate(texts[:1], max_new_tokens=4, do_sample=False, **options).equal(expected)
+    state = RetNetState(model.config)
+    assert states.generate(texts[:1], max_new_tokens=4, do_sample=False, cache=state).equal(greedy(model, texts[:1], 4))
+    assert (len(states.states), states.reused, states.read) == (0, 0, 0)
+    beams = {"max_new_tokens": 4, "do_sample": False, "num_beams": 3}
+    assert states.generate(texts[:1], **beams).equal(model.generate(texts[:1], **beams))
+    one = random_ids(1, 1)
+    assert states.generate(one, max_new_tokens=4, do_sample=False).equal(greedy(model, one, 4))
+
+
+ENTRIES = {
+    "plain": {},
+    "static": {"cache_implementation": "static"},
+    "sampled": {"do_sample": True, "num_return_sequences": 3},
+}
+
+
+@pytest.mark.parametrize("dialect", ["fla", "sinks", "hybrid", "grouped"])
+@pytest.mark.parametrize("entry", ENTRIES)
+@torch.no_grad()
+def test_rows_that_end_early_go_on_in_the_next_turn_as_without_a_state(dialect, entry):
+    model, ids = small_model(dialect), random_ids(2, 7)
+    options = {"pad_token_id": PAD, "suppress_tokens": [PAD], "max_new_tokens": 24, "do_sample": False} | ENTRIES[entry]
+    torch.manual_seed(0)
+    one, other = model.generate(ids, **options)[[0, -1], 7:].tolist()
+    end = next(token for token in other if token not in one)
+    torch.manual_seed(0)
+    first = model.generate(ids, eos_token_id=end, return_dict_in_generate=True, **options)
+    mask = (first.sequences != PAD).long()
+    assert 0 < (mask == 0).sum(1).max() < 24  # a row has ended before another one
+    turn = torch.cat([first.sequences, random_ids(1, 5, 2).expand(len(mask), -1)], dim=1)
+    mask = torch.cat([mask, torch.ones_like(turn[:, :5])], dim=1)
+    with_state = model(turn[:, -6:], attention_mask=mask, cache=first.cache, use_cache=True).logits
+    close(with_state[:, -1], model(turn, attention_mask=mask, use_cache=False).logits[:, -1])
+    assert first.cache.layers[0].next_position.tolist() == mask.sum(1).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+@torch.no_grad()
+def test_the_document_of_an_absent_token_means_nothing(data):
+    """Rows of several documents with absent tokens anywhere, in one call or two: as the present tokens of each row alone."""
+    length = data.draw(st.integers(1, 12))
+    present = torch.tensor([data.draw(st.lists(st.booleans(), min_size=length, max_size=length)) for _ in range(2)])
+    documents = torch.tensor([data.draw(st.lists(st.integers(0, 1), min_size=length, max_size=length)) for _ in range(2)])
+    documents = documents.cumsum(1)
+    numbers = torch.where(present, documents, torch.randint(-2, 9, documents.shape))
+    torch.manual_seed(0)
+    layer, frames = MultiScaleRetention(8, 2, chunk_size=4).double(), torch.randn(2, length, 8, dtype=torch.float64)
+    cut, state, outputs = data.draw(st.integers(1, length)), layer.new_state(), []
+    for part in (slice(0, cut), slice(cut, None)):
+        if part.start < length:
+            outputs.append(layer(frames[:, part], state, present[:, part], numbers[:, part])[0])
+    for row in range(2):
+        alone = layer.new_state()
+        for part in (slice(0, cut), slice(cut, None)):
+            there = present[row, part]
+            if there.any():
+                arguments = frames[row, part][there][None], alone, None, documents[row, part][there][None]
+                close(torch.cat(outputs, 1)[row, part][there], layer(*arguments)[0][0], 1e-12)
+        if present[row].any():
+            close(state.layers[0].recurrent_states[row], alone.layers[0].recurrent_states[0], 1e-12)
+
+
+OFFSETS = {
+    "of another shape": torch.tensor([[0, 3, 7, 10]]),
+    "lengths": torch.tensor([3, 4, 3]),
+    "beyond the row": torch.tensor([0, 3, 7, 99]),
+    "not to its end": torch.tensor([0, 3, 7]),
+    "not from 0": torch.tensor([3, 7, 10]),
+    "falling": torch.tensor([0, 7, 3, 10]),
+    "negative": torch.tensor([0, -7, 10]),
+    "numbers with a point": torch.tensor([0.0, 3.0, 7.0, 10.0]),
+    "of one document": torch.tensor([10]),
+}
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+@pytest.mark.parametrize("name", OFFSETS)
+@torch.no_grad()
+def test_offsets_that_fit_no_row_are_refused_everywhere(name, has_state):
+    model = small_model()
+    state = RetNetState.zeros(model.config, 3) if has_state else None
+    with pytest.raises(
+        ValueError, match=r"cu_seq_lens_q must be the offsets of documents in one row, .* its 10 tokens, got"
+    ):
+        model(random_ids(1, 10), cu_seq_lens_q=OFFSETS[name], cache=state)
+    for bad in (torch.zeros(1, 9).long(), torch.zeros(10).long(), torch.zeros(1, 10)):
+        with pytest.raises(ValueError, match=r"seq_idx must be integers \(batch, tokens\) = \(1, 10\), got"):
+            model(random_ids(1, 10), seq_idx=bad)
+
+
+@pytest.mark.parametrize("form", ["auto", "parallel", "recurrent", "chunkwise"])
+@torch.no_grad()
+def test_float64_lasts(form):
+    """In calls of one and of several tokens, padded and packed, and it is the precision of the state, not its name alone."""
+    model = shake(RetNetForCausalLM(RetNetConfig.from_preset("tiny", vocab_size=100, chunk_size=8))).eval()
+    state = RetNetState.zeros(model.config, 2, dtype=torch.float64)
+    expected, ids = RetNetState.zeros(model.config, 2, dtype=torch.float64), random_ids(2, 40)
+    for tokens in ids.split([1, 30, 1, 8], dim=1):
+        model(tokens, past_key_values=state, retention_form=form)
+        for token in tokens.split(1, dim=1):
+            model(token, past_key_values=expected)
+    rows = torch.tensor([0, 3, 7])
+    model(random_ids(1, 7), cu_seq_lens_q=rows, past_key_values=(packed := state.clone()))
+    for layer, reference, of_rows in zip(state.layers, expected.layers, packed.layers):
+        assert layer.recurrent_states.dtype == of_rows.recurrent_states.dtype == torch.float64
+        close(layer.recurrent_states, reference.recurrent_states, 2e-6)  # operands are float32
+
+
+def test_criteria_that_name_no_end_leave_a_batch_as_it_is():
+    criteria = StoppingCriteriaList([lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)])
+    model, ids = small_model(), random_ids(2, 5)
+    found = model.generate(ids, max_new_tokens=6, stopping_criteria=criteria, do_sample=False, return_dict_in_generate=True)
+    assert found.cache.layers[0].next_position.tolist() == [10, 10]

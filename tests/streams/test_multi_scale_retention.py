@@ -12,7 +12,7 @@ from small_models import close, random_ids, same_state, shake, small_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retnet_hf import MultiScaleRetention, RetNetState
+from retnet_hf import MultiScaleRetention, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetState
 
 
 D = 32
@@ -188,3 +188,7 @@ def test_weights_begin_again_as_those_of_a_model(initialization, norm):
             parameter.data.fill_(7.0)
         layer.reset_parameters()
     assert all((parameter != 7.0).all() for parameter in layer.parameters())
+    sizes = {"num_hidden_layers": 2, "vocab_size": 50, "initialization": initialization}
+    retention, softmax = RetNetHybridForCausalLM(RetNetHybridConfig.from_preset("tiny", **sizes)).model.layers
+    assert retention.retention.k_norm.weight.unique().tolist() == pytest.approx([norm])
+    assert softmax.attention.k_norm.weight.unique().tolist() == [1.0]

@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""What test_parallel_engines.py runs in 2 and then in 4 processes, each of which compares with one process, in float64."""
+"""What test_context_parallel.py runs in 2 and then in 4 processes, each of which compares with one process, in float64."""
 
 import gc
 import sys

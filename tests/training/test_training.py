@@ -193,19 +193,6 @@ def test_gradient_checkpointing(model, reentrant, use_cache):
     assert not checkpointed.is_gradient_checkpointing
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("adapters", [False, True])
-def test_gradient_checkpointing_with_inputs_that_require_gradients(reentrant, adapters):
-    """As PEFT asks for; with dropout and hidden states, and of adapters alone."""
-    model = small_model(hidden_dropout=0.2, activation_dropout=0.2)
-    plain = lora(model, init_lora_weights=False) if adapters else model
-    checkpointed, ids = copy.deepcopy(plain), random_ids(2, 21)
-    checkpointed.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-    checkpointed.enable_input_require_grads()
-    output, _ = same_gradients(checkpointed, plain, input_ids=ids, labels=ids, output_hidden_states=True)
-    assert len(output.hidden_states) == 3
-
-
 @pytest.mark.parametrize("kwargs", [{"use_reentrant": False}, {"use_reentrant": True}, None])
 def test_trainer_gradient_checkpointing(tmp_path, kwargs, caplog):
     run, plain = trainer(tmp_path, gradient_checkpointing=True, gradient_checkpointing_kwargs=kwargs), trainer(tmp_path)

@@ -6,9 +6,7 @@ import math
 
 import pytest
 import torch
-from small_models import close
 from small_vision_models import VISION_FAMILIES, random_images, small_metaformer, small_rmt
-from torch import nn
 from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -118,15 +116,3 @@ def test_other_numbers_of_stages(stages):
     for backbone, size in ((small_rmt(RMTBackbone, **common, **rmt), 16), (small_metaformer(**common, **metaformer), 32)):
         maps = backbone(random_images(1, 64, 64)).feature_maps
         assert [features.shape[-1] for features in maps] == [size, *(size // 2**stage for stage in range(stages))]
-
-
-@pytest.mark.parametrize(("make", "backbone_class"), [(small_rmt, RMTBackbone), (small_metaformer, MetaFormerBackbone)])
-def test_a_backbone_normalises_what_it_gives_away_only(make, backbone_class):
-    model, images = make(model_class=backbone_class, out_features=["stem", "stage2", "stage4"]), random_images(2, 64, 48)
-    with torch.no_grad():
-        out, base = (each(images, output_hidden_states=True) for each in (model, model.base_model))
-        for features, name, stage in zip(out.feature_maps, model.out_features, (0, 2, 4), strict=True):
-            assert torch.equal(out.hidden_states[stage], base.hidden_states[stage])
-            norm, tokens = model.norms[name], out.hidden_states[stage].permute(0, 2, 3, 1)
-            normed = nn.functional.layer_norm(tokens, tokens.shape[-1 if make is small_rmt else 1 :])
-            close(features.permute(0, 2, 3, 1), normed * norm.weight + norm.bias, 1e-5)

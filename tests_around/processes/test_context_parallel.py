@@ -1,15 +1,20 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Sequences split over ranks: outputs, losses, gradients and states are those of one process."""
+"""Several processes compute what one does: sequences split over ranks, parallel engines, streams, and linearizing."""
 
 import re
+import shutil
 
 import pytest
 import torch
 from places import ROOT
-from small_models import small_model
+from safetensors.torch import load_file
+from small_models import random_ids, small_model
+from streams_ranks import SEGMENT, STEPS_PER_EPOCH, STREAMS, train
 from torchrun import run_ranks, torchrun
+from transformer_sources import source_of
 
 from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, context_parallel, shard_sequence
+from retnet_hf.linearization import align, measure_heads, prepare_for_alignment, transfer
 
 
 def test_ranks_that_share_sequences_compute_what_one_process_does():
@@ -40,3 +45,77 @@ def test_what_cannot_be_split_is_refused():
         context_parallel(small_model(), "a group")
     with pytest.raises(RuntimeError, match="torchrun or accelerate launch"):
         shard_sequence({"input_ids": torch.ones(1, 4)}, "a group")
+
+
+def test_every_engine_computes_what_one_process_does(tmp_path):
+    run_ranks([2, 4], "parallel_engines_ranks.py", tmp_path)
+
+
+def test_processes_carry_the_states_of_their_rows(tmp_path):
+    small_model().save_pretrained(tmp_path / "model")
+    torch.save(torch.randint(0, 40, (STREAMS * SEGMENT * STEPS_PER_EPOCH,)), tmp_path / "tokens.pt")
+    train(tmp_path, tmp_path / "one", 1)
+    shutil.copytree(tmp_path / "one" / "checkpoint-4", tmp_path / "two after one" / "checkpoint-4")
+    run_ranks([2], "streams_ranks.py", tmp_path, tmp_path / "two", tmp_path / "two after one")
+    shutil.copytree(tmp_path / "two" / "checkpoint-4", tmp_path / "one after two" / "checkpoint-4")
+    train(tmp_path, tmp_path / "one after two", 1, resumed=True)
+    assert sorted(path.name for path in (tmp_path / "two" / "checkpoint-4").glob("carried*")) == [
+        "carried_state.0-of-2.safetensors",
+        "carried_state.1-of-2.safetensors",
+    ]
+    expected = load_file(tmp_path / "one" / "final" / "model.safetensors")
+    for run in ("two", "two after one", "one after two"):
+        weights = load_file(tmp_path / run / "final" / "model.safetensors")
+        for name, weight in expected.items():
+            torch.testing.assert_close(weights[name], weight, rtol=0, atol=2e-5, msg=f"{run}, {name}")
+
+
+RANK = """
+import sys, torch
+torch.set_num_threads(1)
+from transformers import AutoModelForCausalLM, TrainingArguments
+import retnet_hf
+from retnet_hf.linearization import AlignmentTrainer, prepare_for_alignment
+
+folder = sys.argv[1]
+teacher, student = (AutoModelForCausalLM.from_pretrained(folder + name) for name in ("/teacher", "/student"))
+prepare_for_alignment(student)
+arguments = TrainingArguments(
+    folder + "/run", max_steps=1, learning_rate=0.1, optim="sgd", max_grad_norm=0.0, lr_scheduler_type="constant",
+    per_device_train_batch_size=2, gradient_accumulation_steps=2, report_to=[], save_strategy="no", use_cpu=True,
+    disable_tqdm=True, logging_strategy="no",
+)
+blocks = [{"input_ids": block} for block in torch.load(folder + "/ids.pt")]
+
+
+class InOrder(AlignmentTrainer):
+    def _get_train_sampler(self, *_):
+        return None
+
+
+InOrder(student, arguments, train_dataset=blocks, teacher=teacher).train()
+rank = torch.distributed.get_rank()
+torch.save(student.state_dict(), folder + f"/rank{rank}.pt")
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_ranks_take_the_step_of_their_mean_gradient(tmp_path):
+    teacher = source_of("Qwen2")
+    student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(2, 16)]))
+    ids = random_ids(8, 16)
+    teacher.save_pretrained(tmp_path / "teacher")
+    student.save_pretrained(tmp_path / "student")
+    torch.save(ids, tmp_path / "ids.pt")
+    (tmp_path / "rank.py").write_text(RANK, encoding="utf-8")
+    run_ranks([2], tmp_path / "rank.py", tmp_path)
+    one, other = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    assert all(one[name].equal(other[name]) for name in one)
+    parameters = prepare_for_alignment(student)
+    for batch in ids.split(2):  # two of each rank
+        align(student, teacher, batch, with_loss=lambda loss: (loss / (2 * 4)).backward())
+    names = {id(parameter): name for name, parameter in student.named_parameters()}
+    assert any(parameter.grad.abs().max() > 1e-4 for parameter in parameters)
+    for parameter in parameters:
+        expected = parameter.detach() - 0.1 * parameter.grad
+        torch.testing.assert_close(one[names[id(parameter)]], expected, rtol=1e-4, atol=1e-6)
