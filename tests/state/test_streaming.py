@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
-from retnet_hf import RetNetState
 from retnet_hf.training.streaming import CarryState, TokenStreams, score_stream, segments
 
 
