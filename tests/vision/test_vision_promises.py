@@ -5,14 +5,12 @@ import copy
 import json
 import math
 import os
-import pickle
 import re
 import subprocess
 import sys
 
 import pytest
 import torch
-from accelerate import init_empty_weights
 from safetensors.torch import load_file
 from small_models import PACKAGE_ABSENT, close, rounding, same_tensors
 from small_vision_models import VISION_FAMILIES, random_images, random_picture
@@ -59,11 +57,6 @@ def folder(family, model, tmp_path):
 @torch.no_grad()
 def logits_of(model, pixel_values: Tensor | None = None, **kwargs) -> Tensor:
     return model(random_images() if pixel_values is None else pixel_values, **kwargs).logits
-
-
-def computed_buffers(model) -> dict[str, Tensor]:
-    """Buffers that no checkpoint holds: they follow from the configuration."""
-    return {name: buffer for name, buffer in model.named_buffers() if name not in model.state_dict()}
 
 
 @pytest.mark.parametrize("size", [(32, 32), (64, 40), (24, 48)])
@@ -307,22 +300,6 @@ def test_pipeline_without_torchvision(family, another_process, place, package):
     assert code <= {file.name for file in (out / name).glob("*.py")}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_save_load_dtypes(family, model, folder, dtype):
-    half, buffers = family.model().to(dtype), computed_buffers(model)
-    half.save_pretrained(folder / "half")
-    same_tensors(load_file(folder / "half" / "model.safetensors"), half.state_dict())
-    loaded = AutoClassifier.from_pretrained(folder / "half", dtype="auto")
-    assert loaded.config.dtype == dtype
-    options = ({}, {"device_map": "auto"}, {"device_map": {"": "cpu"}})
-    for each in (loaded, *(AutoClassifier.from_pretrained(folder, dtype=dtype, **kwargs) for kwargs in options)):
-        same_tensors(dict(each.named_parameters()), dict(half.named_parameters()))
-        same_tensors(computed_buffers(each), buffers)
-    same_tensors(computed_buffers(half), buffers)
-    assert buffers
-    assert logits_of(loaded, random_images().to(dtype)).equal(logits_of(half, random_images().to(dtype)))
-
-
 def test_saved_folders_load_to_the_same_model(family, model, folder):
     for config in (AutoConfig.from_pretrained(folder), AutoConfig.for_model(model.config.model_type)):
         assert type(config) is family.config_class
@@ -364,36 +341,6 @@ def test_auto_backbone(family, folder):
     with torch.no_grad():
         assert len(by_index(random_images(), output_hidden_states=True).hidden_states) == len(names)
         assert by_index(random_images()).hidden_states is None
-
-
-def test_deepcopy_and_pickle(family, tmp_path):
-    model = family.model()
-    torch.save(model, tmp_path / "model.pt")
-    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
-        same_tensors(computed_buffers(twin), computed_buffers(model))
-        assert logits_of(twin).equal(logits_of(model))
-
-
-def test_meta_device_load(family, model):
-    with init_empty_weights(include_buffers=True):
-        empty = family.classifier_class(model.config)
-    assert {tensor.device.type for tensor in [*empty.parameters(), *empty.buffers()]} == {"meta"}
-    empty.to_empty(device="cpu")
-    with torch.no_grad():
-        for tensor in [*empty.parameters(), *empty.buffers()]:
-            tensor.fill_(float("nan") if tensor.is_floating_point() else 77)  # what materialised memory may hold
-    for module in empty.modules():
-        module._is_hf_initialized = False
-    empty.init_weights()
-    fresh = family.fresh()
-    same_tensors(dict(empty.named_buffers()), dict(fresh.named_buffers()))
-    for (name, mine), theirs in zip(empty.named_parameters(), fresh.parameters()):
-        assert mine.isfinite().all(), name
-        if mine.numel() > 200:
-            assert mine.std().item() == pytest.approx(theirs.std().item(), rel=0.3), name
-    empty.eval().load_state_dict(model.state_dict())
-    assert logits_of(empty).equal(logits_of(model))
 
 
 def test_half_precision(family, model):
