@@ -9,7 +9,7 @@ import torch
 from small_models import close, greedy, random_ids, shake, small_config, small_model
 from torch import nn
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetState
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetModel, RetNetState
 
 
 OPTIONS = {
@@ -116,6 +116,22 @@ def test_projections_are_plain_linear_layers(model):
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     assert len(linear) > 10
     assert {type(module) for module in linear} == {torch.nn.Linear}
+
+
+def test_layers_may_differ_in_decays_and_feature_maps():
+    decays, maps = [[0.6, 0.8, 0.9, 0.99], [0.97, 0.3, 1.0, 0.85]], [None, "silu"]
+    both = small_model("grouped", RetNetModel, decay_schedule=decays, feature_map=maps)
+    alone = []
+    for index in range(2):
+        one = small_model("grouped", RetNetModel, decay_schedule=decays[index], feature_map=maps[index])
+        one.load_state_dict(both.state_dict())
+        alone.append(one)
+    ids = random_ids(2, 23)
+    with torch.no_grad():
+        first = alone[0](ids, output_hidden_states=True).hidden_states[1]
+        alone[1].layers, alone[1].config.num_hidden_layers = alone[1].layers[1:], 1
+        expected = alone[1](inputs_embeds=first, use_cache=False).last_hidden_state
+        close(both(ids).last_hidden_state, expected, 1e-6)
 
 
 ORDERS = {"cut": [0, 1], "cut in front": [1, 2, 3], "moved": [2, 1, 0, 3], "copied": [0, 1, 1, 2, 3, 2]}

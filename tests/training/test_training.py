@@ -11,10 +11,17 @@ import torch
 import transformers
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from small_models import VOCAB_SIZE, as_for_a_llama, close, greedy, left_padded, random_ids, small_config, small_model
+from small_vision_models import VISION_FAMILIES
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling, DataCollatorWithFlattening, Trainer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    DataCollatorForLanguageModeling,
+    DataCollatorWithFlattening,
+    Trainer,
+)
 
 from retnet_hf import RetNetForCausalLM, RetNetState
 
@@ -48,14 +55,14 @@ def fresh_model(**overrides) -> RetNetForCausalLM:
     return RetNetForCausalLM(small_config(**overrides))
 
 
-def trainer(folder, model=None, data=None, callbacks=(), collator=collate, **arguments) -> Trainer:
+def trainer(folder, model=None, data=None, callbacks=(), collator=collate, held_out=None, **arguments) -> Trainer:
     defaults = {"per_device_train_batch_size": 8, "learning_rate": 1e-2, "max_steps": 20, "logging_steps": 1, "seed": 1}
     defaults |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
     return Trainer(
         model=fresh_model() if model is None else model,
         args=transformers.TrainingArguments(output_dir=str(folder), **(defaults | arguments)),
         train_dataset=Cycles() if data is None else data,
-        eval_dataset=Cycles(texts=12, uneven=True),
+        eval_dataset=Cycles(texts=12, uneven=True) if held_out is None else held_out,
         data_collator=collator,
         callbacks=list(callbacks),
     )
@@ -100,6 +107,60 @@ def test_trainer_learns_and_resumes(tmp_path, options):
     for model in (second.model, loaded):
         for (name, mine), theirs in zip(model.named_parameters(), whole.model.parameters()):
             assert mine.equal(theirs), name
+
+
+class Colours(Dataset):
+    """Noisy pictures of one of five colours, each a class; or of several labels, whose loss is a mean in any case."""
+
+    def __init__(self, count: int = 64, seed: int = 0, several: bool = False) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        colours = torch.randn(5, 3, 1, 1, generator=torch.Generator().manual_seed(1))
+        numbers = torch.randint(5, (count,), generator=generator)
+        self.labels = torch.eye(5)[numbers] if several else numbers
+        self.images = 2 * colours[numbers] + 0.5 * torch.randn(count, 3, 32, 32, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict:
+        return {"pixel_values": self.images[index], "labels": self.labels[index]}
+
+
+def image_trainer(folder, model, several: bool = False, **options) -> Trainer:
+    run = trainer(folder, model, Colours(several=several), collator=None, held_out=Colours(20, seed=5), **options)
+    run.compute_metrics = lambda answers: {"accuracy": (answers.predictions.argmax(-1) == answers.label_ids).mean()}
+    run.train(resume_from_checkpoint=folder.name == "resumed")
+    return run
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES.values(), ids=VISION_FAMILIES)
+def test_trainer_learns_images(family, tmp_path):
+    whole = image_trainer(tmp_path / "whole", family.fresh())
+    assert len(losses(whole)) == 20
+    assert sum(losses(whole)[-3:]) / 3 < 0.8 * losses(whole)[0]
+    assert whole.evaluate()["eval_accuracy"] > 0.5
+    assert whole.predict(Colours(20, seed=5)).predictions.shape == (20, 5)
+
+    saving = {"save_strategy": "steps", "save_steps": 10}
+    first = image_trainer(tmp_path / "two", family.fresh(), callbacks=[StopAtTen()], **saving)
+    assert first.state.global_step == 10
+    (tmp_path / "two").rename(tmp_path / "resumed")
+    second = image_trainer(tmp_path / "resumed", family.fresh(seed=9), **saving)
+    assert losses(second) == losses(whole)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path / "resumed" / "checkpoint-20")
+    for model in (second.model, loaded):
+        small_models.same_tensors(model.state_dict(), whole.model.state_dict())
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("family", VISION_FAMILIES.values(), ids=VISION_FAMILIES)
+def test_accumulated_gradients_of_images_are_those_of_the_whole_batch(family, tmp_path, several):
+    """Trainer divides by the number of steps only for a model that says that it does not take the number of items."""
+    found = []
+    for steps in (1, 2):
+        options = {"per_device_train_batch_size": 8 // steps, "gradient_accumulation_steps": steps, "max_steps": 1}
+        found.append(losses(image_trainer(tmp_path, family.fresh(), several=several, **options)))
+    assert found[1] == pytest.approx(found[0], rel=0.1)  # a batch norm sees half the images at a time
 
 
 def test_trainer_evaluates(tmp_path):

@@ -15,9 +15,8 @@ from retnet_hf import MetaFormerConfig, RMTConfig, ViRConfig
 VIR = {"tiny-16": 5_721_832, "small-16": 22_059_496, "base-16": 86_585_320, "large-16": 304_374_760, "large-14": 304_251_880}
 RMT = {"tiny": 14_334_216, "small": 26_967_240, "base": 54_154_896, "large": 95_464_864}
 RMT |= {"small-token-label": 27_480_240, "base-token-label": 54_667_896, "large-token-label": 96_105_864}
-SIZES = [(ViRConfig, *row) for row in (VIR | {"pulfer-tiny-14": 4_813_864}).items()] + [
-    (RMTConfig, *row) for row in RMT.items()
-]
+SIZES = [(ViRConfig, *row) for row in VIR.items()] + [(RMTConfig, *row) for row in RMT.items()]
+SIZES.append((ViRConfig, "pulfer-tiny-14", 4_813_864))
 NAMES_OF_PAPERS = {
     ViRConfig: {f"ViR-{name[0].upper()}/{name[-2:]}": name for name in VIR},
     RMTConfig: {"T": "tiny", "S": "small", "B": "base", "L": "large", "S*": "small-token-label", "L*": "large-token-label"},

@@ -5,14 +5,12 @@ import copy
 import json
 import math
 import os
-import pickle
 import re
 import subprocess
 import sys
 
 import pytest
 import torch
-from accelerate import init_empty_weights
 from safetensors.torch import load_file
 from small_models import PACKAGE_ABSENT, close, rounding, same_tensors
 from small_vision_models import VISION_FAMILIES, random_images, random_picture
@@ -20,14 +18,10 @@ from torch import Tensor
 from torch.export import Dim
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import Dataset
 from transformers import (
     AutoBackbone,
     AutoConfig,
     AutoModel,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
     UperNetConfig,
     UperNetForSemanticSegmentation,
     pipeline,
@@ -59,11 +53,6 @@ def folder(family, model, tmp_path):
 @torch.no_grad()
 def logits_of(model, pixel_values: Tensor | None = None, **kwargs) -> Tensor:
     return model(random_images() if pixel_values is None else pixel_values, **kwargs).logits
-
-
-def computed_buffers(model) -> dict[str, Tensor]:
-    """Buffers that no checkpoint holds: they follow from the configuration."""
-    return {name: buffer for name, buffer in model.named_buffers() if name not in model.state_dict()}
 
 
 @pytest.mark.parametrize("size", [(32, 32), (64, 40), (24, 48)])
@@ -307,22 +296,6 @@ def test_pipeline_without_torchvision(family, another_process, place, package):
     assert code <= {file.name for file in (out / name).glob("*.py")}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_save_load_dtypes(family, model, folder, dtype):
-    half, buffers = family.model().to(dtype), computed_buffers(model)
-    half.save_pretrained(folder / "half")
-    same_tensors(load_file(folder / "half" / "model.safetensors"), half.state_dict())
-    loaded = AutoClassifier.from_pretrained(folder / "half", dtype="auto")
-    assert loaded.config.dtype == dtype
-    options = ({}, {"device_map": "auto"}, {"device_map": {"": "cpu"}})
-    for each in (loaded, *(AutoClassifier.from_pretrained(folder, dtype=dtype, **kwargs) for kwargs in options)):
-        same_tensors(dict(each.named_parameters()), dict(half.named_parameters()))
-        same_tensors(computed_buffers(each), buffers)
-    same_tensors(computed_buffers(half), buffers)
-    assert buffers
-    assert logits_of(loaded, random_images().to(dtype)).equal(logits_of(half, random_images().to(dtype)))
-
-
 def test_saved_folders_load_to_the_same_model(family, model, folder):
     for config in (AutoConfig.from_pretrained(folder), AutoConfig.for_model(model.config.model_type)):
         assert type(config) is family.config_class
@@ -364,36 +337,6 @@ def test_auto_backbone(family, folder):
     with torch.no_grad():
         assert len(by_index(random_images(), output_hidden_states=True).hidden_states) == len(names)
         assert by_index(random_images()).hidden_states is None
-
-
-def test_deepcopy_and_pickle(family, tmp_path):
-    model = family.model()
-    torch.save(model, tmp_path / "model.pt")
-    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
-        same_tensors(computed_buffers(twin), computed_buffers(model))
-        assert logits_of(twin).equal(logits_of(model))
-
-
-def test_meta_device_load(family, model):
-    with init_empty_weights(include_buffers=True):
-        empty = family.classifier_class(model.config)
-    assert {tensor.device.type for tensor in [*empty.parameters(), *empty.buffers()]} == {"meta"}
-    empty.to_empty(device="cpu")
-    with torch.no_grad():
-        for tensor in [*empty.parameters(), *empty.buffers()]:
-            tensor.fill_(float("nan") if tensor.is_floating_point() else 77)  # what materialised memory may hold
-    for module in empty.modules():
-        module._is_hf_initialized = False
-    empty.init_weights()
-    fresh = family.fresh()
-    same_tensors(dict(empty.named_buffers()), dict(fresh.named_buffers()))
-    for (name, mine), theirs in zip(empty.named_parameters(), fresh.parameters()):
-        assert mine.isfinite().all(), name
-        if mine.numel() > 200:
-            assert mine.std().item() == pytest.approx(theirs.std().item(), rel=0.3), name
-    empty.eval().load_state_dict(model.state_dict())
-    assert logits_of(empty).equal(logits_of(model))
 
 
 def test_half_precision(family, model):
@@ -462,74 +405,6 @@ def test_torch_export(family, fresh_compiler):
     program = torch.export.export(copy.deepcopy(model), (), inputs, dynamic_shapes=shapes)
     for batch in (1, 5):
         close(program.module()(pixel_values=random_images(batch)).logits, logits_of(model, random_images(batch)))
-
-
-class Colours(Dataset):
-    """Noisy pictures of one of five colours, each a class; or of several labels, whose loss is a mean in any case."""
-
-    def __init__(self, count: int = 64, seed: int = 0, several: bool = False) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        colours = torch.randn(5, 3, 1, 1, generator=torch.Generator().manual_seed(1))
-        numbers = torch.randint(5, (count,), generator=generator)
-        self.labels = torch.eye(5)[numbers] if several else numbers
-        self.images = 2 * colours[numbers] + 0.5 * torch.randn(count, 3, 32, 32, generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict:
-        return {"pixel_values": self.images[index], "labels": self.labels[index]}
-
-
-def trained(folder, model, callbacks=(), resume: bool = False, several: bool = False, **arguments) -> Trainer:
-    defaults = {"per_device_train_batch_size": 8, "learning_rate": 1e-2, "max_steps": 20, "logging_steps": 1, "seed": 1}
-    defaults |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
-    trainer = Trainer(
-        model=model,
-        args=TrainingArguments(output_dir=str(folder), **(defaults | arguments)),
-        train_dataset=Colours(several=several),
-        eval_dataset=Colours(20, seed=5),
-        compute_metrics=lambda answers: {"accuracy": (answers.predictions.argmax(-1) == answers.label_ids).mean()},
-        callbacks=list(callbacks),
-    )
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
-
-
-def losses(run: Trainer) -> list[float]:
-    return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
-
-
-class StopAtTen(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop = state.global_step >= 10
-
-
-def test_trainer_learns(family, tmp_path):
-    whole = trained(tmp_path / "whole", family.fresh())
-    assert len(losses(whole)) == 20
-    assert sum(losses(whole)[-3:]) / 3 < 0.8 * losses(whole)[0]
-    assert whole.evaluate()["eval_accuracy"] > 0.5
-    assert whole.predict(Colours(20, seed=5)).predictions.shape == (20, 5)
-
-    saving = {"save_strategy": "steps", "save_steps": 10}
-    first = trained(tmp_path / "two", family.fresh(), callbacks=[StopAtTen()], **saving)
-    assert first.state.global_step == 10
-    second = trained(tmp_path / "two", family.fresh(seed=9), resume=True, **saving)
-    assert losses(second) == losses(whole)
-    loaded = AutoClassifier.from_pretrained(tmp_path / "two" / "checkpoint-20")
-    for model in (second.model, loaded):
-        same_tensors(model.state_dict(), whole.model.state_dict())
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_accumulated_gradients_are_those_of_the_whole_batch(family, tmp_path, several):
-    """Trainer divides by the number of steps only for a model that says that it does not take the number of items."""
-    found = []
-    for steps in (1, 2):
-        options = {"per_device_train_batch_size": 8 // steps, "gradient_accumulation_steps": steps, "max_steps": 1}
-        found.append(losses(trained(tmp_path, family.fresh(), several=several, **options)))
-    assert found[1] == pytest.approx(found[0], rel=0.1)  # a batch norm sees half the images at a time
 
 
 STAGES = ["stage1", "stage2", "stage3", "stage4"]
