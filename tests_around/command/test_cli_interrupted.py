@@ -59,6 +59,7 @@ def wait_for(process: subprocess.Popen, words: str) -> str:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_is_not_lost(retnet_hf, workplace, number):
     command = f"{TRAIN} --output model"
+    make_source(workplace)
     done(retnet_hf(*command.split(), "--steps", 1))
     before, there = tree(Path("model")), {path.name for path in workplace.iterdir()}
     with started(*f"-m retnet_hf.cli {command} --overwrite {FOREVER}".split()) as process:
@@ -81,6 +82,8 @@ def test_a_run_is_not_lost(retnet_hf, workplace, number):
     assert "Traceback" not in err
     assert tree(Path("model")) == before
 
+    resumed = "linearize", "llama", "book.txt", "--output", "model", "--resume"
+    refused(retnet_hf(*resumed), "holds a run of retnet-hf train, which retnet-hf linearize cannot resume")
     answer = done(retnet_hf(*command.split(), "--resume", "--steps", step + 1))
     assert f"continuing after step {step}\n" in answer.out
     assert f"step {step + 1:6,} of" in answer.out
@@ -116,15 +119,10 @@ from retnet_hf.cli.__main__ import run; run()"""
     assert {path.name for path in workplace.iterdir()} == there
 
 
-def test_a_folder_is_linearized_into_by_one_and_a_run_of_another_command_is_not_resumed(retnet_hf, workplace):
+def test_a_folder_is_linearized_into_by_one_process(retnet_hf, workplace):
     make_source(workplace)
-    linearize = ("linearize", "llama", "book.txt", "--output", "model")
     with locked(Path("model")):
-        refused(retnet_hf(*linearize), "another process is working in", "model")
+        refused(retnet_hf("linearize", "llama", "book.txt", "--output", "model"), "another process is working in", "model")
     with pytest.raises(KeyboardInterrupt), locked(Path("model")):
         raise KeyboardInterrupt
     assert not list(workplace.glob(".model*"))
-    done(retnet_hf(*TRAIN.split(), "--steps", 1, "--output", "model"))
-    Path("model").rename("model.partial")  # with the record of its run
-    refused(retnet_hf(*linearize, "--resume"), "holds a run of retnet-hf train, which retnet-hf linearize cannot resume")
-    assert Path("model.partial/model.safetensors").exists()

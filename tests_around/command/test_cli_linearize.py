@@ -337,7 +337,7 @@ def test_sequences_reach_beyond_the_window(window, positions, size, batch):
 
 def test_a_card_names_the_repository_of_its_source_and_its_licence(tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text("---\nlicense: llama3.2\n---\nA Llama.\n", encoding="utf-8")
-    monkeypatch.setattr(run, "hf_hub_download", lambda name, file: str(tmp_path / file))
+    monkeypatch.setattr(run, "hf_hub_download", lambda name, file, revision: str(tmp_path / file))
     assert pipeline_module.source_metadata("meta/llama") == {"base_model": "meta/llama", "license": "llama3.2"}
     monkeypatch.setattr(run, "hf_hub_download", mock.Mock(side_effect=OSError("no network")))
     assert pipeline_module.source_metadata("meta/llama") == {"base_model": "meta/llama"}
