@@ -45,7 +45,6 @@ TINY["hidden_dropout"] = 0.1  # so that resuming exactly needs the random number
 
 
 def furnished(folder: Path, monkeypatch) -> Path:
-    """A working directory with a text and a configuration."""
     (folder / "book.txt").write_text(TEXT, encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
     monkeypatch.chdir(folder)

@@ -41,7 +41,6 @@ pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
 
 @pytest.fixture
 def source(tmp_path, monkeypatch) -> Path:
-    """An fla folder, complete with tokenizer, generation config and model card."""
     monkeypatch.chdir(tmp_path)
     _, state_dict, config = foreign("fla")
     folder = write_folder(tmp_path / "source", state_dict, config)

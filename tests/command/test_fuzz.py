@@ -102,7 +102,6 @@ def mutate(file: Path, draw: random.Random) -> None:
 
 @pytest.fixture(scope="module")
 def templates(tmp_path_factory) -> Path:
-    """Small valid folders: of foreign formats, in files of each kind, and of our own."""
     folder = tmp_path_factory.mktemp("templates")
     foreigners = {"fla": ("fla", "safetensors"), "shards": ("fla", "sharded"), "syncdoth": ("syncdoth", "bin")}
     for name, (dialect, layout) in foreigners.items():

@@ -218,7 +218,6 @@ def test_what_only_convert_or_nothing_reads_is_refused_by_from_pretrained(plain_
 
 @pytest.mark.parametrize("family", ["ling", "minicpm_sala", "ring_lite", "ring", "hypenet"])
 def test_it_is_told_from_its_relatives(family):
-    """Ring-lite from Ring by its architecture, MiniCPM-SALA from HypeNet by its model_type."""
     data = golden(f"{family}/published_like", SMALL)
     assert next(name for name, form in FORMATS.items() if form.recognises(data.state_dict.keys(), data.config)) == family
 

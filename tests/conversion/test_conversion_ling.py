@@ -32,7 +32,6 @@ def no_gradients():
 
 
 def test_the_state_holds_one_vector_of_a_token_for_all_heads(tmp_path):
-    """In pieces, taken back, saved and loaded, and for packed documents: the state computes what the whole text does."""
     model, data = read("ling/published_like")
     ids, config = data.tensors["input_ids"], model.config
     expected = model(ids).logits

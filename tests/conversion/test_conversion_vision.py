@@ -31,7 +31,6 @@ from retnet_hf.conversion.vir_pulfer import from_vir_pulfer
 
 
 def planned(name: str, model: nn.Module, write, arguments: dict | None = None, **changed: tuple[int, ...]):
-    """The plan of a checkpoint of these names and shapes."""
     shapes = shapes_of(write(model)) | {f"aux_head.{key}": shape for key, shape in changed.items()}
     plan = FORMATS[name].plan(shapes, arguments)
     plan.check(shapes)
@@ -214,7 +213,6 @@ def test_there_and_back(name, tmp_path):
 
 
 def test_a_released_vir_needs_no_arguments():
-    """Heads and image size follow from the hidden size and the number of positions."""
     model = small_vir(hidden_size=384, num_attention_heads=6, intermediate_size=32, image_size=64, patch_size=16)
     again = from_vir_official(to_vir_official(model)[0])
     assert (again.config.num_attention_heads, again.config.image_shape) == (6, (64, 64))

@@ -165,7 +165,6 @@ def test_other_weights_and_modules_end_programs_with_a_warning(made, tmp_path, c
 
 
 def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
-    """Several sequences, several tokens, padding, gradients, a record of the past, hooks, autocast, no state to change."""
     plain, model = small_model(), compiled(small_model(), tmp_path)
     same(decoded(model, ids=random_ids(2, 7)), decoded(plain, ids=random_ids(2, 7)))
 
@@ -367,7 +366,6 @@ def test_the_fast_copy_computes_the_same_and_says_which_layers_have_no_program(
 
 
 def test_a_program_scales_queries_that_it_does_not_rotate(made, tmp_path):
-    """Without rotation, and with the rotation of other layers alone."""
     for fields in (FAMILIES["transnormer"] | {"learned_rotary_layers": None}, FAMILIES["minimax"] | {"num_experts": None}):
         model = small_model(**fields)
         fast = retnet_hf.cpu.compile(model, folder=tmp_path)

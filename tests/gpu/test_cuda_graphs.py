@@ -347,7 +347,6 @@ def test_a_state_that_changes_between_steps(place, meddle):
 
 
 def test_absent_tokens_between_steps(place):
-    """A mask that removes a token is read by another graph, from then on."""
     model, (ids, mask) = place.model(), (each.to(place.device) for each in left_padded([random_ids(1, 4), random_ids(1, 7)]))
 
     def call() -> Tensor:

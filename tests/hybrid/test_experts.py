@@ -17,7 +17,6 @@ FAMILIES = ("minimax", "ring")
 
 
 def chosen_by_hand(logits: list[float], bias: list[float], config) -> dict[int, float]:
-    """Weights of the experts of one token, with loops and sorting alone."""
     if config.router_act == "softmax":
         total = sum(math.exp(logit) for logit in logits)
         scores = [math.exp(logit) / total for logit in logits]

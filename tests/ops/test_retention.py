@@ -78,7 +78,6 @@ class Case:
         return output, of_group[:, :, 0]
 
     def gradients(self, output, state):
-        """Of a scalar that weighs every number differently, the zeros of absent tokens too."""
         weight = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
         leaves = [leaf for leaf in (self.query, self.key, self.value, self.state) if leaf is not None]
         of_state = torch.linspace(-1, 1, state.numel(), dtype=state.dtype).view_as(state)

@@ -50,7 +50,6 @@ def test_the_form_comes_from_the_configuration_or_the_call():
 
 
 def test_the_paper_s_initialisation():
-    """DeepNet's shrinks with depth, and normal is normal."""
     sizes = {"vocab_size": 50, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
     parts = {"q_proj": 2**-2.5, "k_proj": 2**-2.5, "v_proj": 2**-2.5, "g_proj": 2**-2.5, "o_proj": 0.5}
     depth = (8 * 4) ** 0.25

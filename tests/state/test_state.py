@@ -125,7 +125,6 @@ def test_fork_the_state(model):
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_a_state_that_was_reset_is_as_good_as_new(model, batch):
-    """Also for a batch of another size, for padding, and after gradients were recorded."""
     ids, padded, mask = random_ids(batch, 7), random_ids(batch, 9, seed=1), torch.ones(batch, 9, dtype=torch.int64)
     mask[0, :5] = 0
     expected = prefix_state(model, padded, attention_mask=mask)
@@ -197,7 +196,6 @@ MODES = (torch.no_grad, torch.enable_grad, torch.inference_mode)
 @pytest.mark.parametrize("later", MODES)
 @pytest.mark.parametrize("first", MODES)
 def test_the_state_passes_between_modes_of_autograd(model, first, later):
-    """Written under one, copied, read and written under another."""
     ids, logits, end = random_ids(2, 20), [], 0
     state = RetNetState(model.config)
     for mode, length in ((first, 6), (first, 1), (later, 5), (later, 1), (first, 7)):

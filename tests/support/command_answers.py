@@ -51,7 +51,6 @@ def done(answer):
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder with its content."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -48,7 +48,6 @@ def plain_minimax() -> MiniMaxForCausalLM:
 
 
 def as_published(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The published layout: each expert by itself, and no tables of decays."""
     published = {}
     for name, value in state_dict.items():
         block = name.split(".mlp.")[0] + ".block_sparse_moe"

@@ -13,7 +13,6 @@ from retnet_hf.conversion.syncdoth import to_syncdoth
 
 
 def write_folder(folder: Path, state_dict: dict, config: dict, layout: str = "safetensors") -> Path:
-    """A published folder: one file, several with an index, or a pickle."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "retnet"} | config))
     if layout == "bin":
@@ -48,7 +47,6 @@ FOREIGN = {
 
 
 def foreign(dialect: str, **overrides):
-    """A model of ours, and the same model's weights and configuration in another dialect."""
     if dialect == "syncdoth":
         overrides = {"residual_multiplier": 4**0.25} | overrides
     model = small_model("torchscale" if dialect == "syncdoth" else "fla", **overrides)

@@ -98,7 +98,6 @@ def state_after(model, ids: Tensor = PROMPT) -> RetNetState:
 
 @torch.no_grad()
 def decoded(model, ids: Tensor = PROMPT) -> tuple[Tensor, RetNetState]:
-    """Logits of five tokens one by one after a prompt, and the state after them."""
     state = state_after(model, ids)
     steps = [random_ids(ids.shape[0], 1, seed=number) for number in range(5)]
     return torch.cat([model(step, past_key_values=state, use_cache=True).logits for step in steps], dim=1), state

@@ -61,7 +61,6 @@ class RecordedGraph:
         return result
 
     def overwrite(self) -> None:
-        """Fills the memory of the graph with what nobody wants to read."""
         for *_, results, fresh in self.recorder.operations:
             for tensor, new in zip(results, fresh):
                 if new:

@@ -137,7 +137,6 @@ def small_model(dialect: str = "fla", model_class: type = RetNetForCausalLM, see
 
 
 def small_llama() -> LlamaForCausalLM:
-    """A model of another architecture with the same vocabulary."""
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     return shake(LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=64, pad_token_id=PAD, eos_token_id=None))).eval()
 
@@ -191,7 +190,6 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
 
 
 def same_tensors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Equal bit for bit, with the same names and dtypes."""
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         assert actual[name].dtype == tensor.dtype, name
@@ -214,7 +212,6 @@ class LargestTensor(TorchDispatchMode):
 
 
 def tensors_within(thing, seen: set[int] | None = None) -> list[Tensor]:
-    """Every tensor reachable from an object."""
     seen = set() if seen is None else seen
     if id(thing) in seen or isinstance(thing, (type, str, bytes)):
         return []
@@ -231,7 +228,6 @@ def tensors_within(thing, seen: set[int] | None = None) -> list[Tensor]:
 
 
 def memory(thing) -> int:
-    """Bytes of the storages behind every tensor reachable from an object, each once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors_within(thing)}
     return sum(storages.values())
 

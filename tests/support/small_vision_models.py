@@ -65,7 +65,6 @@ class VisionFamily:
         return self.config_class(**({"image_size": 32, "num_labels": 5} | self.fields | overrides))
 
     def model(self, model_class: type | None = None, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-        """A classifier, or a model of another class, with random weights."""
         return shake_vision((model_class or self.classifier_class)(self.config(**overrides)), seed).eval()
 
     def fresh(self, seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -148,7 +147,6 @@ MIXERS["all"] = ["pooling", "retention", "manhattan", "attention"]
 
 
 def small_metaformer_config(mixers: str = "all", **overrides) -> retnet_hf.MetaFormerConfig:
-    """Four stages, with heads of unlike sizes for queries and values."""
     fields = (
         {"token_mixers": MIXERS[mixers], "hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 2, 1]}
         | {"num_attention_heads": [2, 2, 4, 3], "value_expansion": 2.0, "mlp_ratio": 1.5}

@@ -266,7 +266,6 @@ def test_trainer_gradient_checkpointing(tmp_path, kwargs, caplog):
 
 
 def test_peft_lora(model, tmp_path):
-    """On all linear layers, by Trainer: attaches, learns, saves, loads from its folder alone, merges to the same logits."""
     base, ids = copy.deepcopy(model).double(), random_ids(2, 21)  # in which a merged weight is as good as two
     base.save_pretrained(tmp_path / "base")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")

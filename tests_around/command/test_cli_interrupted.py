@@ -27,7 +27,6 @@ FOREVER = "--steps 100000 --eval-every 4"
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch) -> Path:
-    """A working directory with a text, a foreign checkpoint and sizes of models."""
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text(TEXT, encoding="utf-8")
     Path("text.json").write_text(json.dumps(SIZES))

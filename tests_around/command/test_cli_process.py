@@ -22,7 +22,6 @@ AS_INSTALLED = "sys.argv[0] = 'retnet-hf'; from retnet_hf.cli.__main__ import ru
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A small model with its tokenizer."""
     folder = tmp_path_factory.mktemp("model")
     small_model("fla").save_pretrained(folder)
     tokenizer = word_tokenizer()

@@ -25,7 +25,6 @@ CODE = "from pathlib import Path\nPath('executed').touch()\nclass Own:\n    pass
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch) -> Path:
-    """A working directory with a text, a RetNet, a Llama and an image classifier."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     Path("book.txt").write_text("w5 w6 w7 w8 " * 500, encoding="utf-8")

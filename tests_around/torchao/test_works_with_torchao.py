@@ -46,7 +46,6 @@ def quantised(request, tmp_path):
 
 
 def rounded(model: RetNetForCausalLM, quantised: RetNetForCausalLM) -> RetNetForCausalLM:
-    """The model with its weights replaced by what the quantised ones stand for."""
     twin, layers = copy.deepcopy(model), dict(quantised.named_modules())
     for name, module in twin.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head":
