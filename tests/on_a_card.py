@@ -26,10 +26,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-from one_rank import join_alone  # noqa: E402
 from small_models import DIALECTS, FAMILIES, left_padded, random_ids, small_model  # noqa: E402
 from small_vision_models import small_metaformer, small_rmt, small_vir, stage_images, vir_images  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from torchrun import join_alone  # noqa: E402
 
 from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, RetNetState, context_parallel  # noqa: E402
 from retnet_hf.ops.kernels import KERNELS_VARIABLE  # noqa: E402

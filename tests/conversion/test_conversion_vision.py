@@ -1,7 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Image models of other implementations: recognised, sized without a configuration, read from their files, or refused.
 
-That a converted RMT or PoolFormer computes what the original does is tested in `test_rmt.py` and `test_metaformer.py`.
+That a converted RMT or PoolFormer computes what the original does is tested in `test_metaformer.py`.
 """
 
 import copy

@@ -3,8 +3,7 @@
 
 import pytest
 import torch
-from gpu_products import multiply_bfloat16
-from small_models import greedy, random_ids, small_model
+from small_models import greedy, multiply_bfloat16, random_ids, small_model
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map

@@ -21,10 +21,10 @@ sys.path.extend([str(Path(__file__).parent), str(Path(__file__).parents[2] / "te
 import numpy as np
 import torch
 import triton.language as tl
-from one_rank import join_alone
 from small_models import random_ids, small_model
 from small_vision_models import small_metaformer, small_vir, stage_images, vir_images
 from torch.autograd import forward_ad
+from torchrun import join_alone
 from triton.runtime import interpreter
 
 from retnet_hf import RetNetState, context_parallel

@@ -51,7 +51,7 @@ NOT_RUN = {  # the beginning of a line, as a pattern: why it is not run
     r"\S*retnet-hf train book": "trains a tokenizer and 10 M parameters for a minute; test_cli.py trains fewer",
     r"\S*retnet-hf linearize HuggingFaceTB/": "reads a source and a text from the Hub",
     r"\S*retnet-hf linearize ": "trains for minutes; test_cli_linearize.py runs these options",
-    r"python examples/train_image_classifier.py ": "trains for minutes; test_example_classifier.py trains less",
+    r"python examples/train_image_classifier.py ": "trains for minutes; test_vision_promises.py trains less",
 }
 
 PY_NOT_RUN = {  # a pattern in a block: why it is not run here

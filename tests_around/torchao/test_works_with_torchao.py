@@ -6,9 +6,8 @@ import copy
 import pytest
 import torch
 from family_folders import folder_of
-from plain_programs import decoded, same
+from plain_programs import BFLOAT16, check, decoded, linear_layers, same
 from small_models import close, greedy, left_padded, random_ids, small_model
-from token_products import BFLOAT16, check, linear_layers
 from torch import nn
 from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
