@@ -481,12 +481,6 @@ def test_the_prompt_of_stdin(retnet_hf, trained, monkeypatch):
     refused(retnet_hf("generate", trained), "give a prompt")
 
 
-def test_ctrl_c_while_generating(retnet_hf, trained, monkeypatch):
-    emit = mock.Mock(side_effect=lambda piece: press_ctrl_c() if emit.call_count == 5 else None)
-    monkeypatch.setattr("retnet_hf.cli.commands.generate.emit", emit)
-    refused(retnet_hf("generate", trained, "And", "-n", 500), "interrupted", code=130)
-
-
 def test_folders_are_read_in_order_and_without_what_a_user_does_not_see(workplace):
     """Which the user is told. A file is read once, whatever leads to it."""
     of_lines = b'{"body": "3"}\n\n{"more": [1], "body": "4"}\n'

@@ -19,8 +19,7 @@ import pytest
 import torch
 import transformers
 from command_answers import done, refused, tree, weights
-from foreign_folders import foreign, fused, write_folder
-from foreign_images import to_poolformer
+from foreign_folders import foreign, fused, to_poolformer, write_folder
 from huggingface_hub import ModelCard
 from places import ROOT
 from safetensors.torch import save_file

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign_folders import foreign, write_folder
-from foreign_images import to_rmt
+from foreign_folders import foreign, to_rmt, write_folder
 from golden import SMALL, golden
 from small_models import small_model
 from small_vision_models import small_rmt

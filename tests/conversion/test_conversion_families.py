@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from family_folders import folder_of, published_minimax, small_minimax, write
+from foreign_folders import folder_of, published_minimax, small_minimax, write
 from golden import SMALL, golden, read
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
@@ -38,7 +38,7 @@ from retnet_hf.conversion.minimax import from_minimax, to_minimax
 from retnet_hf.conversion.moves import shapes_of
 
 
-pytest_plugins = ("family_folders",)  # the fixture `plain_minimax`
+pytest_plugins = ("foreign_folders",)  # the fixture `plain_minimax`
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")

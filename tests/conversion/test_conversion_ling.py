@@ -10,8 +10,7 @@ import accelerate
 import pytest
 import torch
 import transformers
-from family_folders import published_minimax
-from foreign_folders import write_folder
+from foreign_folders import published_minimax, write_folder
 from golden import SMALL, golden, read
 from peft import LoraConfig, get_peft_model
 from small_models import close, random_ids
@@ -22,7 +21,7 @@ from retnet_hf import RetNetHybridForCausalLM, RetNetState
 from retnet_hf.conversion.family_model_types import MODEL_TYPES
 
 
-pytest_plugins = ("family_folders",)  # the fixture `plain_minimax`
+pytest_plugins = ("foreign_folders",)  # the fixture `plain_minimax`
 
 
 @pytest.fixture(autouse=True)

@@ -74,14 +74,6 @@ def test_grouped_products_and_the_reference_agree_in_output_and_gradients(family
         close(grouped, reference, 1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_parameter_gets_a_gradient_and_the_bias_none(family):
-    model, ids = small_model(family).train(), random_ids(4, 33)
-    model(ids, labels=ids).loss.backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
-    assert not any("router.bias" in name for name, _ in model.named_parameters())
-
-
 def test_the_loss_of_unbalanced_routing_is_added_with_its_weight_where_it_is_asked_for():
     model, ids = small_model("minimax", router_aux_loss_coef=0.1), random_ids(2, 23)
     plain = model(ids, labels=ids)

@@ -172,19 +172,6 @@ def test_gradients_hold_numerically_and_can_be_differentiated_again(groups):
     assert torch.autograd.grad(chunkwise(*operands, learned)[0].sum(), learned)[0].abs().min() > 0
 
 
-def test_what_is_written_to_a_shared_state_is_computed_once():
-    """To read it, and to compare tokens, is work for each head."""
-    case = Case(0, torch.float32, 64, initial=False, batch=1, heads=8, groups=2)
-
-    def products(run, form):
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            run(form, chunk_size=16)
-        return counter.get_total_flops()
-
-    for form in ("chunkwise", "parallel"):
-        assert products(case.run_by_head, form) - products(case.run, form) == (8 - 2) * 2 * 64 * 4 * 6
-
-
 @pytest.mark.parametrize("groups", [None, 1], ids=["", "shared"])
 @pytest.mark.parametrize("reset", [None, torch.tensor([[True], [False]])], ids=["", "reset"])
 @pytest.mark.parametrize("mask", [None, torch.tensor([[True], [False]])], ids=["", "mask"])
@@ -229,26 +216,26 @@ def test_decay_tables_of_a_padded_batch_are_those_of_a_sequence_without_a_mask()
     assert with_holes.inner.shape == (8, 8, 16, 256, 256)
 
 
-@pytest.mark.parametrize("chunk_size", [None, 16], ids=["parallel", "chunkwise"])
-def test_a_final_state_is_computed_only_if_it_is_wanted(chunk_size):
-    """Of one chunk it is a third of all products where K = V = C."""
-    case = Case(0, torch.float32, 32, initial=False, batch=1, sizes=(32, 32))
-    tables = decay_tables(case.log_decay, 32, chunk_size)
+@torch.no_grad()
+def test_no_product_is_computed_that_nobody_needs():
+    """For a shared state, for a final state that is not wanted, and for an encoder of one chunk."""
 
-    def products(with_final):
-        one_chunk_a_block = mock.patch.object(operator, "BLOCK_SIZE_ON_CPU", 1)
-        with one_chunk_a_block, FlopCounterMode(display=False) as counter, torch.no_grad():
-            retention_in_chunks(case.query, case.key, case.value, None, tables, with_final=with_final)
+    def products(run, *operands, **options):
+        with FlopCounterMode(display=False) as counter, mock.patch.object(operator, "BLOCK_SIZE_ON_CPU", 1):
+            run(*operands, **options)
         return counter.get_total_flops()
 
-    assert products(True) - products(False) == 2 * 3 * (chunk_size or 32) * 32 * 32
-
-
-def test_an_encoder_within_one_chunk_takes_one_pair_of_products():
-    case = Case(0, torch.float32, 32, initial=False, batch=1)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        bidirectional_retention(case.query, case.key, case.value, case.log_decay, form="parallel")
-    assert counter.get_total_flops() == 2 * 3 * 32 * 32 * (4 + 6)
+    case = Case(0, torch.float32, 64, initial=False, batch=1, heads=8, groups=2)
+    for form in ("chunkwise", "parallel"):
+        of_states = [products(run, form=form, chunk_size=16) for run in (case.run_by_head, case.run)]
+        assert of_states[0] - of_states[1] == (8 - 2) * 2 * 64 * 4 * 6
+    case = Case(0, torch.float32, 32, initial=False, batch=1, sizes=(32, 32))
+    for chunk_size in (None, 16):
+        operands = (case.query, case.key, case.value, None, decay_tables(case.log_decay, 32, chunk_size))
+        of_output = [products(retention_in_chunks, *operands, with_final=wanted) for wanted in (True, False)]
+        assert of_output[0] - of_output[1] == 2 * 3 * (chunk_size or 32) * 32 * 32
+    operands = (case.query, case.key, case.value, case.log_decay)
+    assert products(bidirectional_retention, *operands, form="parallel") == 2 * 3 * 32 * 32 * (32 + 32)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

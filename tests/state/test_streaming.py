@@ -1,7 +1,6 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Streams: scores do not depend on the cut, memory not on the length, and training carries the state."""
 
-import json
 import math
 import tracemalloc
 from types import SimpleNamespace
@@ -14,8 +13,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
-from benchmarks import state_tuning
-from benchmarks.quality.write_tables import filled
 from retnet_hf import RetNetState, StateTuning
 from retnet_hf.training.streaming import CarryState, TokenStreams, score_stream, segments
 
@@ -347,12 +344,6 @@ def test_trainer_trains_it_and_its_checkpoints_hold_nothing_else(tmp_path):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_what_has_no_state_of_fixed_size_is_refused():
-    for dialect in ("hybrid", "sinks"):
-        with pytest.raises(ValueError, match="if all layers of the model are retention"):
-            StateTuning(small_model(dialect))
-
-
 def test_a_module_around_it_keeps_its_own_weights():
     whole, other = (torch.nn.Sequential(torch.nn.Linear(2, 2), tuned_model()) for _ in range(2))
     saved = whole.state_dict()
@@ -363,32 +354,18 @@ def test_a_module_around_it_keeps_its_own_weights():
         other.load_state_dict({name: value for name, value in saved.items() if name != "1.states.1"})
 
 
-def test_packed_documents_are_refused():
+def test_what_it_cannot_do_is_refused():
     tuned, ids = tuned_model(), random_ids(1, 8)
-    for packed in (
-        {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])},
-        {"seq_idx": torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])},
-        {"cu_seq_lens_q": torch.tensor([0, 4, 8])},
+    packed = {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]), "seq_idx": torch.tensor([[0] * 4 + [1] * 4])}
+    packed["cu_seq_lens_q"] = torch.tensor([0, 4, 8])
+    of_documents = [(lambda kind=kind: tuned(ids, **{kind: packed[kind]})) for kind in packed]
+    for calls, words in (
+        ([lambda: StateTuning(small_model("hybrid"))], "if all layers of the model are retention"),
+        (of_documents, "Packed documents .* must be separate rows"),
+        ([tuned.gradient_checkpointing_enable], "gradient_checkpointing must be False for StateTuning"),
+        ([tuned.activation_checkpointing_enable], "gradient_checkpointing must be False for StateTuning"),
     ):
-        with pytest.raises(ValueError, match="Packed documents .* must be separate rows"):
-            tuned(ids, **packed)
+        for call in calls:
+            with pytest.raises(ValueError, match=words):
+                call()
     assert tuned(ids, position_ids=torch.arange(8)[None]).logits.equal(tuned(ids).logits)
-
-
-@pytest.mark.parametrize("name", ["gradient_checkpointing_enable", "activation_checkpointing_enable"])
-def test_gradient_checkpointing_is_refused_by_either_name_of_transformers(name):
-    with pytest.raises(ValueError, match="gradient_checkpointing must be False for StateTuning"):
-        getattr(tuned_model(), name)()
-
-
-def test_the_table_of_the_guide_is_that_of_the_measurements():
-    if not state_tuning.PAGE.is_file():
-        pytest.skip("a source distribution has no docs")
-    page, found = state_tuning.PAGE.read_text(encoding="utf-8"), json.loads(state_tuning.RESULTS.read_text(encoding="utf-8"))
-    assert filled(page, state_tuning.tables(found)) == page
-    runs = [
-        {"rate": rate, "seed": seed, "parameters": 7, "choosing": [10 * rate + seed], "reporting": [rate]}
-        for rate in (1.0, 2.0)
-        for seed in (0, 1)
-    ]
-    assert state_tuning.best_of(runs) == runs[:2]

@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from foreign_images import small_poolformer, to_rmt
+from foreign_folders import small_poolformer, to_rmt
 from golden import at_hand, golden
 from small_models import close
 from small_vision_models import shake_vision, small_metaformer, small_metaformer_config, small_rmt, small_rmt_config

@@ -151,7 +151,6 @@ RMT_REFUSES = [
 ]
 METAFORMER_REFUSES = [
     ("token_mixers", "convolution", "a list of pooling, retention, manhattan, attention, identity"),
-    ("depths", [1, 0, 1, 1], r"positive integers, got \[1, 0, 1, 1\]"),
     ("strides", [4, 2, 2, 0], r"positive integers, got \[4, 2, 2, 0\]"),
     ("bidirectional", False, "True if token_mixers contains manhattan, .*, got False"),
     ("padding", [4, 2, -2, 0], r"0 or positive, got \[4, 2, -2, 0\]"),
@@ -165,8 +164,6 @@ METAFORMER_REFUSES = [
     ("retention_form", "fast", "one of auto, parallel, recurrent, chunkwise, got 'fast'"),
     ("hidden_act", "gelo", "a name of transformers.activations.ACT2FN, got 'gelo'"),
     ("output_gate_act", "x", "a name of transformers.activations.ACT2FN, got 'x'"),
-    ("drop_path_rate", 1.0, r"in \[0, 1\), got 1.0"),
-    ("num_channels", 0, "positive, got 0"),
 ]
 
 

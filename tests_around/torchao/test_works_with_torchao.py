@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from family_folders import folder_of
+from foreign_folders import folder_of
 from plain_programs import BFLOAT16, check, decoded, linear_layers, same
 from small_models import close, greedy, left_padded, random_ids, small_model
 from torch import nn
@@ -26,7 +26,7 @@ from retnet_hf.cpu import number_of_programs, original
 from retnet_hf.cpu.products import product_of
 
 
-pytest_plugins = ("plain_programs", "family_folders")  # the fixtures `made` and `plain_minimax`
+pytest_plugins = ("plain_programs", "foreign_folders")  # the fixtures `made` and `plain_minimax`
 
 QUANTISATIONS = {
     "int8": (Int8WeightOnlyConfig(), 127),
