@@ -202,14 +202,29 @@ def test_push_to_hub_uploads_weights_and_configuration(hub):
     assert json.loads(hub.files["someone/configuration"]["config.json"])["model_type"] == "retnet"
 
 
-@pytest.mark.parametrize("repo", ["plain", "with-code", "base", "saved-and-pushed"])
+CAUSAL = 'AutoModelForCausalLM.from_pretrained("someone/{}"'
+IMAGES = 'pipeline("image-classification", model="someone/{}")'
+CARDS = {  # how the model is loaded, its task and tags
+    "plain": (CAUSAL, "text-generation", {"retnet"}),
+    "with-code": (CAUSAL, "text-generation", {"retnet", "tiny"}),
+    "saved-and-pushed": (CAUSAL, "text-generation", {"retnet"}),
+    "base": ('AutoModel.from_pretrained("someone/{}"', "feature-extraction", {"retnet"}),
+    "backbone": ('RMTBackbone.from_pretrained("someone/{}")', "image-feature-extraction", set()),
+    **{name: (IMAGES, "image-classification", {name, "retention", "tiny"}) for name in VISION_FAMILIES},
+}
+
+
+@pytest.mark.parametrize("repo", CARDS)
 def test_push_to_hub_writes_a_model_card(hub, repo):
-    auto_class, task = ("AutoModel", "feature-extraction") if repo == "base" else ("AutoModelForCausalLM", "text-generation")
-    card = card_of(hub, f"someone/{repo}", f'{auto_class}.from_pretrained("someone/{repo}"')
+    loads, task, tags = CARDS[repo]
+    card = card_of(hub, f"someone/{repo}", loads.format(repo))
     assert card.data.pipeline_tag == task
-    assert {"retnet", *(["tiny"] if repo == "with-code" else [])} <= set(card.data.tags)
+    assert tags <= set(card.data.tags)
     if repo == "plain":
         assert f"{small_model().num_parameters():,} parameters" in card.text
+    elif repo in VISION_FAMILIES:
+        parameters = VISION_FAMILIES[repo].model().num_parameters()
+        assert f"{parameters:,} parameters that distinguishes 5 classes of images.\n" in card.text
 
 
 def test_push_to_hub_carries_code_and_shards(hub):
@@ -256,20 +271,6 @@ def test_push_to_hub_leaves_a_card_of_one_s_own_alone(hub, repo):
     assert card.data.license == "mit"
     assert "# Written by hand" in card.text
     assert "model.safetensors" in hub.files[repo]
-
-
-@pytest.mark.parametrize("name", VISION_FAMILIES)
-def test_push_to_hub_writes_a_card_of_an_image_model(hub, name):
-    card = card_of(hub, f"someone/{name}", f'pipeline("image-classification", model="someone/{name}")')
-    assert card.data.pipeline_tag == "image-classification"
-    assert {name, "retention", "tiny"} <= set(card.data.tags)
-    parameters = VISION_FAMILIES[name].model().num_parameters()
-    assert f"{parameters:,} parameters that distinguishes 5 classes of images.\n" in card.text
-
-
-def test_push_to_hub_of_a_backbone(hub):
-    card = card_of(hub, "someone/backbone", 'RMTBackbone.from_pretrained("someone/backbone")')
-    assert card.data.pipeline_tag == "image-feature-extraction"
 
 
 def test_a_card_names_the_classes():

@@ -59,21 +59,6 @@ def test_experts_and_weights_are_those_chosen_by_hand(options):
         assert dict(zip(experts[token].tolist(), weights[token].tolist())) == pytest.approx(by_hand, rel=1e-12)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_grouped_products_and_the_reference_agree_in_output_and_gradients(family):
-    model, ids = small_model(family), random_ids(2, 23)
-    assert model.config._experts_implementation == "grouped_mm"  # what transformers takes by itself
-    found = []
-    for implementation in ("eager", "grouped_mm"):
-        model.set_experts_implementation(implementation)
-        model.zero_grad()
-        output = model(ids, labels=ids)
-        output.loss.backward()
-        found.append([output.logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
-    for grouped, reference in zip(found[1], found[0]):
-        close(grouped, reference, 1e-5)
-
-
 def test_the_loss_of_unbalanced_routing_is_added_with_its_weight_where_it_is_asked_for():
     model, ids = small_model("minimax", router_aux_loss_coef=0.1), random_ids(2, 23)
     plain = model(ids, labels=ids)

@@ -97,13 +97,14 @@ def test_fan_in_draws_every_matrix_as_pytorch_draws_a_linear_layer():
     assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
-def test_retention_maps_are_what_the_layer_multiplies_its_values_with():
-    model, ids, seen = small_model().double(), random_ids(2, 9), []
-    module = model.model.layers[1].retention
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_retention_maps_are_what_the_layer_multiplies_its_values_with(bidirectional):
+    model, seen = small_model(model_class=RetNetModel, bidirectional=bidirectional, chunk_size=5).double(), []
+    ids, module = random_ids(2, 9), model.layers[1].retention
     module.register_forward_hook(lambda module, args, output: seen.append((args[0], output[0])))
     outputs = model(ids, output_attentions=True)
     assert [maps.shape for maps in outputs.attentions] == [(2, 4, 9, 9)] * 2
-    assert not outputs.attentions[1].triu(1).any()
+    assert outputs.attentions[1].triu(1).any() == bidirectional == (outputs.past_key_values is None)
     [(hidden_states, expected)] = seen
     value = module.v_proj(hidden_states).view(2, 9, 4, -1).transpose(1, 2)
     mixed = module.head_norm(outputs.attentions[1] @ value).transpose(1, 2).reshape(2, 9, -1)
