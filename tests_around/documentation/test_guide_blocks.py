@@ -43,7 +43,7 @@ NOT_RUN = {  # the beginning of a line, as a pattern: why it is not run
     r"\S*python -m benchmarks": "measures a machine for minutes; test_benchmarks.py runs these",
     r"python3 -m http\.server ": "is a server that runs until Ctrl-C",
     r"hf ": "writes to the Hub",
-    r"transformers (serve|chat) ": "is a server, and a client of it; test_works_with_transformers_serve.py runs them",
+    r"transformers (serve|chat) ": "is a server, and a client of it; test_cli_serve.py runs them",
     r"torchrun \S+ \d train_\w+\.py": "test_context_parallel.py runs these lines",
     r"torchrun .* -m retnet_hf.cli ": "is several processes; test_cli_ranks.py runs them",
     r"\S*retnet-hf serve ": "is a server that runs until Ctrl-C; test_cli_serve.py runs it",
