@@ -4,4 +4,5 @@
 from retnet_hf.cli.main import convert_from
 
 
-convert_from("syncdoth")
+if __name__ == "__main__":
+    convert_from("syncdoth")

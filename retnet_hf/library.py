@@ -102,9 +102,11 @@ else:
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     for _config_class in (MetaFormerConfig, RMTConfig, ViRConfig):
-        _name = _config_class.__name__.replace("Config", "ImageProcessor")  # uses Pillow without torchvision
-        _classes = {"pil": globals()[f"{_name}Pil" if is_torchvision_available() else _name]}
-        _classes |= {"torchvision": globals()[_name]} if is_torchvision_available() else {}
+        _name = _config_class.__name__.replace("Config", "ImageProcessor")  # such as ViRImageProcessor
+        if is_torchvision_available():
+            _classes = {"pil": globals()[f"{_name}Pil"], "torchvision": globals()[_name]}
+        else:
+            _classes = {"pil": globals()[_name]}
         AutoImageProcessor.register(_config_class, image_processor_classes=_classes, exist_ok=True)
 
 

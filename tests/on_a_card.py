@@ -26,10 +26,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-from one_rank import join_alone  # noqa: E402
 from small_models import DIALECTS, FAMILIES, left_padded, random_ids, small_model  # noqa: E402
 from small_vision_models import small_metaformer, small_rmt, small_vir, stage_images, vir_images  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from torchrun import join_alone  # noqa: E402
 
 from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, RetNetState, context_parallel  # noqa: E402
 from retnet_hf.ops.kernels import KERNELS_VARIABLE  # noqa: E402
@@ -99,7 +99,6 @@ def states(dialect: str, device: str) -> Results:
 
 @torch.no_grad()
 def documents(device: str) -> Results:
-    """Packed documents that continue from rows of a state."""
     model, found = small_model("grouped").to(device), []
     slots = RetNetState.zeros(model.config, 4, device=device)
     for bounds, rows in (([0, 7, 20], [2, 0]), ([0, 1, 2, 9], [0, 2, 3])):
@@ -118,7 +117,6 @@ def segments(device: str) -> Results:
 
 @torch.no_grad()
 def half(dialect: str, device: str) -> Results:
-    """In bfloat16 on the GPU, against float32 on the CPU."""
     model = small_model(dialect).to(device, torch.float32 if device == "cpu" else torch.bfloat16)
     return {"half": model(random_ids(2, LENGTH).to(device), use_cache=False).logits}
 
@@ -163,7 +161,6 @@ def cases() -> dict[str, Callable[[str], Results]]:
 
 
 def errors_of(name: str, kernels: str, device: str) -> list[str]:
-    """What differs between CPU and GPU, in words."""
     case, found = cases()[name], []
     with mock.patch.dict(os.environ, {KERNELS_VARIABLE: kernels} if kernels else {}):
         try:

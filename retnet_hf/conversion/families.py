@@ -17,7 +17,7 @@ DIALECTS = (FLA, TORCHSCALE, *(dialect for family in FAMILIES for dialect in fam
 
 
 def fields_of(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of RetNetHybridConfig for a config.json of any family. Raises ValueError for other options."""
+    """Returns the fields of RetNetHybridConfig for a config.json of any family. Raises ValueError for unknown options."""
     family = next((each for each in FAMILIES if each.own_key in content or each.recognises((), content)), None)
     if "slope_offset" in content and family not in (ling.FAMILY, ring.FAMILY, ring_lite.FAMILY):
         raise ValueError("slope_offset is for published files of Ring and Ling, which contain no decays, not for this file.")

@@ -149,7 +149,7 @@ class Family:
         return named or (asked and config.get("model_type") in self.model_types)
 
     def fields(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the fields of RetNetHybridConfig for a config.json. Raises ValueError for an option without one."""
+        """Returns the fields of RetNetHybridConfig for a config.json. Raises ValueError for unknown options."""
         config = ForeignConfig(content, self.name, self.without_effect)
         config.require_one_value(**self.fixed)
         fields: dict[str, Any] = {"initialization": "normal"}

@@ -80,7 +80,7 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
 
 
 def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
-    """Returns all moves of the layout. `body`: prefix of all names but the classifier's. `positions`: their number."""
+    """Returns all moves of the layout. `body`: prefix of all names but the classifier's. `positions`: rows of pos_embed."""
     moves = []
     heads, patches = range(ours.num_attention_heads), math.prod(ours.grid_shape)
     first_rows = Change(  # of the table of positions, one for each patch of an image

@@ -88,7 +88,10 @@ def int4(token: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 class Product(nn.Module):
-    """Computes a linear layer, (B, 1, in) -> (B, 1, out), by a kernel of the token and operands, its parameters."""
+    """Computes a linear layer, (B, 1, in) -> (B, 1, out), by a kernel of the token and operands. Some kernels need B = 1.
+
+    The operands become parameters, so that `torch.func.functional_call` can replace them.
+    """
 
     def __init__(self, layer: nn.Linear, kernel: Callable[..., Tensor], *operands: Tensor) -> None:
         super().__init__()

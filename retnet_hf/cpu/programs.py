@@ -180,7 +180,7 @@ class LayerProgram(Unsaved):
         self.layer_idx, self.snapshot = layer.retention.layer_idx, ModuleSnapshot(layer)
 
     def decay(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> Tensor | None:
-        """Returns the decay (1, M, 1, 1) of a step that the program can compute, in place, no gaps; else None."""
+        """Returns the decay (1, M, 1, 1) of a step in place without absent tokens, or None if the program does not fit."""
         rotate, state = plan.rotate, past.recurrent_states
         if type(plan) is not Plan or not plan.in_place or plan.kernels.step_ is not recurrent_step_:
             return None

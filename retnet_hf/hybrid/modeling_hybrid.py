@@ -4,7 +4,8 @@
 It differs from the model in `modeling_retnet.py` in the branches of a layer, and in additional plans for layers of softmax
 attention. Modules of some families have separate parameters for each head.
 
-Shapes in comments: B batch, T tokens, H heads, K key size, V value size.
+Shapes in comments: B batch, T tokens, H heads, K key size, V value size. In latent attention: N and P sizes of a query
+without and with rotation, R size of the latent vector.
 """
 
 import copy
@@ -139,9 +140,6 @@ class RetNetLatentAttention(nn.Module):
     All heads share one latent vector (R) and one rotated key (P) of each token. The keys and values of a head are linear
     functions of the latent vector. Here the first function is applied to the queries and the second one to the output, so
     that keys and values are not computed, and the state stores R + P numbers per token.
-
-    Shapes in comments: B batch, T tokens, H heads, N and P sizes of a query without and with rotation, R size of the latent
-    vector, V value size.
     """
 
     is_causal = True
@@ -358,9 +356,7 @@ class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
         It is that of arXiv 2101.03961, equations 4 to 6.
         """
         config, logits_of_layers, routing = self.config, outputs.router_logits, {}
-        if logits_of_layers:  # recorded, in a model with experts: (N, E) for each layer, for N = B T new tokens
-            if isinstance(attention_mask, dict):  # one mask for each type of layer
-                attention_mask = attention_mask.get("linear_attention")
+        if logits_of_layers:  # recorded, in a model with experts: (B T, experts) for each layer
             if attention_mask is not None:
                 attention_mask = attention_mask[:, -(len(logits_of_layers[0]) // len(attention_mask)) :]
             experts = config.num_experts, config.num_experts_per_tok

@@ -124,7 +124,9 @@ def softmax_config(source: PreTrainedConfig) -> RetNetHybridConfig:
 
 
 def decays_by_distance(schedule: str, distance: Tensor, decay_range: tuple[float, float], groups: int | None) -> list[float]:
-    """Returns γ of each head of a layer: the fastest for the head with the least `distance` (H,); equal in a group."""
+    """Returns γ of each head of a layer, from `schedule`: the fastest for the head with the least `distance` (H,). Adjacent
+    heads of one of `groups`, if given, share a decay by their mean distance.
+    """
     heads = len(distance)
     distance = distance.view(groups or heads, -1).mean(1)
     decays = sorted(scheduled_decays(schedule, len(distance), decay_range))

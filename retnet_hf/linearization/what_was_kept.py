@@ -139,7 +139,7 @@ def measure_text(
 def measure_texts(
     models: dict[PreTrainedModel, Measures], texts: Mapping[str, Tensor], block_size: int, extent: Extent = Extent()
 ) -> None:
-    """Adds the perplexity of each text, with its share of tokens, in blocks of four times the trained length."""
+    """Adds the perplexity of each text, with its share of tokens, in blocks of at most four times the trained length."""
     for name, stream in texts.items():
         length, tokens = min(4 * block_size, len(stream)), extent.tokens // len(texts)
         for model, measures in models.items():

@@ -157,9 +157,10 @@ def layout_of(
         advice = "RetNetState.zeros(config, sequences) creates one."
         raise ValueError(f"state_rows need cu_seq_lens_q and a cache that has rows. {advice}")
     if length == 0:
-        advice = "pass an attention_mask that also covers the tokens that the state has read."
-        call = "To call generate() with a state and only the new ids"
-        raise ValueError(f"there must be at least one new token. {call}, {advice}")
+        call = "To call generate() with a state and only the new ids, pass an attention_mask"
+        raise ValueError(
+            f"there must be at least one new token. {call} that also covers the tokens that the state has read."
+        )
     mask = None if attention_mask is None else new_columns(shape, attention_mask, past)
     start = torch.zeros(1, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
     start = start[:, None]  # (B|1, 1)

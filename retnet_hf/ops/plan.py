@@ -79,6 +79,8 @@ class Plan(OnDevice):
 
     Attributes:
         in_place: whether the state is overwritten.
+        backwards: the plan of a second pass over the reversed tokens, or None. Then `bidirectional` is False: one pass sees
+            only one direction.
 
     Raises:
         ValueError: for an unknown form, or a form that computes no maps if there are to be maps.
@@ -119,7 +121,7 @@ class Plan(OnDevice):
         self.form, self.chunk_size, self.with_final, self.bidirectional = form, chunk_size, with_final, bidirectional
         self.maps, self.in_place = maps, form == "recurrent" and length == 1 and not maps
         self._decays: tuple[Tensor, Any] | None = None  # the last layer's ln γ, and what was computed from it
-        self.backwards: Plan | None = None  # of a second pass over the reversed tokens
+        self.backwards: Plan | None = None
         if bidirectional and not (maps or form == "parallel" or (form == "kernel" and kernels.complete)):
             self.bidirectional, self.backwards = False, copy.copy(self)
             self.backwards.layout, self.backwards.bidirectional = layout.reversed(), False
@@ -186,6 +188,7 @@ class Plan(OnDevice):
         else:
             output, state = retention_in_chunks(*operands, state, self.decays(log_decay), layout.ages, self.with_final)
         if self.backwards is not None:
+            self.backwards._decays = self._decays
             back, _, _ = self.backwards.compute(layer_idx, *(operand.flip(2) for operand in operands))
             itself = self_retention(*operands, layout.present, output.dtype)  # is in both passes
             output = output + back.flip(2) - itself

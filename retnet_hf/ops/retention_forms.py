@@ -709,7 +709,7 @@ def retention(
         output (B, H, T, V) and final state, in the shape of the initial state, in float32, or float64 if an input is.
 
     Raises:
-        ValueError: for an unknown form, or shapes that do not fit each other.
+        ValueError: for an unknown form, no tokens, or shapes that do not fit each other.
     """
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
@@ -727,7 +727,7 @@ def retention(
 def check_operands(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, initial_state: Tensor | None = None
 ) -> None:
-    """Raises ValueError if the shapes of `retention`'s operands do not fit each other."""
+    """Raises ValueError if `retention`'s operands have no tokens, or shapes that do not fit each other."""
     if query.dim() != 4 or key.shape[:1] + key.shape[2:] != query.shape[:1] + query.shape[2:]:
         needed = "(batch, heads, tokens, key size) and agree in all but the heads"
         raise ValueError(f"query and key must be {needed}, got {tuple(query.shape)} and {tuple(key.shape)}.")

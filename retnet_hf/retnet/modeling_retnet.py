@@ -221,7 +221,7 @@ class RetNetRetention(RetNetTokenMixer):
         if self.g_proj is None:
             output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
         else:
-            gate = self.g_proj(hidden_states)  # swish(X W_G) ⊙ Y, below
+            gate = self.g_proj(hidden_states)  # the next line is gate_fn(X W_G) ⊙ Y
             output = verified_kernels(self.kernels, gate).normed_gate(output, self.head_norm, gate, self.gate_fn)
         return self.o_proj(output), maps
 
@@ -636,6 +636,8 @@ class RetNetForCausalLM(RetNetGeneration, RetNetWithLMHead, GenerationMixin):
                 "labels must come with shift_labels if sequences are split over ranks, because the label of a rank's last "
                 "token is on another rank. shard_sequence returns both."
             )
+        if isinstance(attention_mask, dict):  # models such as Llava pass one mask per layer type
+            attention_mask = attention_mask.get("linear_attention")
         if skip_logits and labels is None:
             raise ValueError("skip_logits must be False without labels: nothing would be computed.")
         outputs: BaseModelOutputWithPast = self.model(

@@ -575,9 +575,8 @@ class RetNetState(LayerStates, Cache):
         if last_ids is None or len(last_ids) != len(input_ids) or not 0 < read < input_ids.shape[1]:
             return
         if not torch.equal(input_ids[:, read - 1], last_ids.to(input_ids.device)):
-            advice = f"pass an attention_mask that also has columns for the {read} tokens before them."
-            needed = f"input_ids must begin with the {read} tokens that cache has read"
-            raise ValueError(f"{needed}. To pass only new tokens, {advice}")
+            needed = f"input_ids must begin with the {read} tokens that cache has read. To pass only new tokens"
+            raise ValueError(f"{needed}, pass an attention_mask that also has columns for the {read} tokens before them.")
 
     def reset(self) -> None:
         self._writer, self._mark, self.first_tokens = None, None, ()

@@ -45,7 +45,6 @@ TINY["hidden_dropout"] = 0.1  # so that resuming exactly needs the random number
 
 
 def furnished(folder: Path, monkeypatch) -> Path:
-    """A working directory with a text and a configuration."""
     (folder / "book.txt").write_text(TEXT, encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
     monkeypatch.chdir(folder)
@@ -480,12 +479,6 @@ def test_the_prompt_of_stdin(retnet_hf, trained, monkeypatch):
     assert retnet_hf("generate", trained, stdin=b"").out.strip()
     monkeypatch.setattr(sys, "stdin", None)
     refused(retnet_hf("generate", trained), "give a prompt")
-
-
-def test_ctrl_c_while_generating(retnet_hf, trained, monkeypatch):
-    emit = mock.Mock(side_effect=lambda piece: press_ctrl_c() if emit.call_count == 5 else None)
-    monkeypatch.setattr("retnet_hf.cli.commands.generate.emit", emit)
-    refused(retnet_hf("generate", trained, "And", "-n", 500), "interrupted", code=130)
 
 
 def test_folders_are_read_in_order_and_without_what_a_user_does_not_see(workplace):

@@ -19,8 +19,7 @@ import pytest
 import torch
 import transformers
 from command_answers import done, refused, tree, weights
-from foreign_folders import foreign, fused, write_folder
-from foreign_images import to_poolformer
+from foreign_folders import foreign, fused, to_poolformer, write_folder
 from huggingface_hub import ModelCard
 from places import ROOT
 from safetensors.torch import save_file
@@ -41,7 +40,6 @@ pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
 
 @pytest.fixture
 def source(tmp_path, monkeypatch) -> Path:
-    """An fla folder, complete with tokenizer, generation config and model card."""
     monkeypatch.chdir(tmp_path)
     _, state_dict, config = foreign("fla")
     folder = write_folder(tmp_path / "source", state_dict, config)

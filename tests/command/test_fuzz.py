@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign_folders import foreign, write_folder
-from foreign_images import to_rmt
+from foreign_folders import foreign, to_rmt, write_folder
 from golden import SMALL, golden
 from small_models import small_model
 from small_vision_models import small_rmt
@@ -102,7 +101,6 @@ def mutate(file: Path, draw: random.Random) -> None:
 
 @pytest.fixture(scope="module")
 def templates(tmp_path_factory) -> Path:
-    """Small valid folders: of foreign formats, in files of each kind, and of our own."""
     folder = tmp_path_factory.mktemp("templates")
     foreigners = {"fla": ("fla", "safetensors"), "shards": ("fla", "sharded"), "syncdoth": ("syncdoth", "bin")}
     for name, (dialect, layout) in foreigners.items():

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from family_folders import folder_of, published_minimax, small_minimax, write
+from foreign_folders import folder_of, published_minimax, small_minimax, write
 from golden import SMALL, golden, read
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
@@ -38,7 +38,7 @@ from retnet_hf.conversion.minimax import from_minimax, to_minimax
 from retnet_hf.conversion.moves import shapes_of
 
 
-pytest_plugins = ("family_folders",)  # the fixture `plain_minimax`
+pytest_plugins = ("foreign_folders",)  # the fixture `plain_minimax`
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")
@@ -148,28 +148,21 @@ REFUSED = [
     ("hypenet", {"mixer_types": ["gdn"] * 4}, "mixer_types must contain only lightning-attn and attn, got 'gdn'"),
     ("hypenet", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling in config.json must be None"),
     ("hypenet", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters in config.json must have"),
-    ("hypenet", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters in config.json must have"),
     ("hypenet", {"partial_rotary_factor": 0.5}, "partial_rotary_factor in config.json"),
     ("hypenet", {"lightning_use_short_conv": True}, "lightning_use_short_conv in config.json must be False"),
+    ("hypenet", {"sinks": 4}, "sinks in config.json, 4, is not a known field of the format hypenet"),
     ("hypenet", {"attn_logits_scaling": "log n"}, 'attn_logits_scaling must be None or "hype a"'),
-    ("hypenet", {"attn_softcap": 30.0}, "attn_softcap in config.json, 30.0"),
     ("transnormer", {"norm_type": "layernorm"}, "norm_type in config.json must be 'simplermsnorm'"),
     ("transnormer", {"bias": True}, "bias in config.json must be False"),
     ("transnormer", {"linear_act_fun": "1+elu"}, "linear_act_fun in config.json must be one of"),
-    ("transnormer", {"gate_dim": 16}, "gate_dim in config.json, 16"),
-    ("minimax", {"num_local_experts": 5}, r"experts\.5"),
     ("minimax", {"num_local_experts": 7}, r"experts\.6\.w1\.weight is missing"),
-    ("minimax", {"postnorm": False}, "postnorm in config.json must be True"),
     ("minimax", {"postnorm": ...}, "postnorm in config.json must be True"),
     ("minimax", {"shared_intermediate_size": 8}, "shared_intermediate_size in config.json must be 0"),
-    ("minimax", {"attention_sinks": 4}, "attention_sinks in config.json, 4"),
     ("ring", {"model.layers.1.attention.g_norm.weight": ...}, "g_norm.weight is missing"),
     ("ring", {"num_experts": 12}, r"experts\.8\.gate_proj\.weight is missing"),
     ("ring", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling in config.json must be None"),
     ("ring", {"kv_lora_rank": 512}, "kv_lora_rank in config.json must be None"),
     ("ring", {"score_function": ...}, "score_function is missing in config.json"),
-    ("ring", {"hidden_size": ...}, "hidden_size is missing in config.json"),
-    ("ring", {"num_kv_heads_for_linear_attn": 64}, "num_kv_heads_for_linear_attn in config.json, 64"),
     ("ring", {"rotary_dim": 2}, "rotary_dim in config.json must be partial_rotary_factor"),
     ("ring", {"layer_group_size": 0}, "layer_group_size in config.json must be at least 1"),
     ("ling", {"short_conv_kernel_size": 4}, "short_conv_kernel_size in config.json must be None"),  # Ling-3.0
@@ -178,9 +171,7 @@ REFUSED = [
     ("ling", {"partial_rotary_factor": 0.3}, "partial_rotary_factor in config.json must fit the size of a head, 8, got 0.3"),
     ("ling", {"kv_lora_rank": None}, "q_lora_rank must be None without kv_lora_rank"),
     ("ling", {"qk_rope_head_dim": 3}, "qk_rope_head_dim must be even"),
-    ("ling", {"new_option": 3}, "new_option"),
     ("ling", {"num_nextn_predict_layers": 0}, r"model\.layers\.5\..* has no place"),
-    ("minicpm_sala", {"mixer_types": ["mamba"] * 4}, "mixer_types must contain only .*, minicpm4, got 'mamba'"),
     ("minicpm_sala", {"qk_norm": False}, "qk_norm in config.json must be True"),
     ("minicpm_sala", {"use_output_norm": False}, "use_output_norm in config.json must be True"),
     ("minicpm_sala", {"new_option": 3}, "new_option"),
@@ -219,7 +210,6 @@ def test_what_only_convert_or_nothing_reads_is_refused_by_from_pretrained(plain_
 
 @pytest.mark.parametrize("family", ["ling", "minicpm_sala", "ring_lite", "ring", "hypenet"])
 def test_it_is_told_from_its_relatives(family):
-    """Ring-lite from Ring by its architecture, MiniCPM-SALA from HypeNet by its model_type."""
     data = golden(f"{family}/published_like", SMALL)
     assert next(name for name, form in FORMATS.items() if form.recognises(data.state_dict.keys(), data.config)) == family
 
@@ -484,8 +474,6 @@ def test_a_file_without_optional_keys_has_their_defaults_and_without_others_is_r
     assert fields["value_expansion"] == 1.0  # of every HypeNet
     with pytest.raises(ValueError, match="hidden_size is missing in config.json, but the format hypenet requires it"):
         FORMATS["hypenet"].FAMILY.fields({name: value for name, value in content.items() if name != "hidden_size"})
-    with pytest.raises(ValueError, match="sinks in config.json, 4, is not a known field of the format hypenet"):
-        FORMATS["hypenet"].FAMILY.fields(content | {"sinks": 4})
 
 
 @pytest.mark.parametrize(

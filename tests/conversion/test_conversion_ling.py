@@ -10,8 +10,7 @@ import accelerate
 import pytest
 import torch
 import transformers
-from family_folders import published_minimax
-from foreign_folders import write_folder
+from foreign_folders import published_minimax, write_folder
 from golden import SMALL, golden, read
 from peft import LoraConfig, get_peft_model
 from small_models import close, random_ids
@@ -22,7 +21,7 @@ from retnet_hf import RetNetHybridForCausalLM, RetNetState
 from retnet_hf.conversion.family_model_types import MODEL_TYPES
 
 
-pytest_plugins = ("family_folders",)  # the fixture `plain_minimax`
+pytest_plugins = ("foreign_folders",)  # the fixture `plain_minimax`
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +31,6 @@ def no_gradients():
 
 
 def test_the_state_holds_one_vector_of_a_token_for_all_heads(tmp_path):
-    """In pieces, taken back, saved and loaded, and for packed documents: the state computes what the whole text does."""
     model, data = read("ling/published_like")
     ids, config = data.tensors["input_ids"], model.config
     expected = model(ids).logits

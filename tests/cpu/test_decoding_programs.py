@@ -16,9 +16,8 @@ import pytest
 import torch
 from changed_fields import LATENT
 from peft import LoraConfig, get_peft_model
-from plain_programs import KINDS, PROMPT, decoded, read, same, state_after
+from plain_programs import BFLOAT16, KINDS, PROMPT, check, decoded, linear_layers, read, same, state_after
 from small_models import DIALECTS, FAMILIES, close, random_ids, small_config, small_llama, small_model
-from token_products import BFLOAT16, check, linear_layers
 from torch import nn
 from transformers.utils import logging
 
@@ -165,7 +164,6 @@ def test_other_weights_and_modules_end_programs_with_a_warning(made, tmp_path, c
 
 
 def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
-    """Several sequences, several tokens, padding, gradients, a record of the past, hooks, autocast, no state to change."""
     plain, model = small_model(), compiled(small_model(), tmp_path)
     same(decoded(model, ids=random_ids(2, 7)), decoded(plain, ids=random_ids(2, 7)))
 
@@ -367,7 +365,6 @@ def test_the_fast_copy_computes_the_same_and_says_which_layers_have_no_program(
 
 
 def test_a_program_scales_queries_that_it_does_not_rotate(made, tmp_path):
-    """Without rotation, and with the rotation of other layers alone."""
     for fields in (FAMILIES["transnormer"] | {"learned_rotary_layers": None}, FAMILIES["minimax"] | {"num_experts": None}):
         model = small_model(**fields)
         fast = retnet_hf.cpu.compile(model, folder=tmp_path)

@@ -81,7 +81,6 @@ def test_prompts_continue_states(made, tmp_path, call):
     "change", [{}, {"rotate": torch.add}, {"cast_dtypes": (torch.float32,)}], ids=["none", "kernel", "dtype"]
 )
 def test_another_rotation_is_left_to_the_layer(made, tmp_path, change):
-    """By a kernel, or to another type: programs have one of their own."""
     fast, hidden_states = compiled(small_model(), tmp_path), torch.randn(1, 7, 32)
     plan = fast.model.plan(hidden_states)[0]
     vars(plan.rotate).update(change)
@@ -90,7 +89,6 @@ def test_another_rotation_is_left_to_the_layer(made, tmp_path, change):
 
 
 def test_what_programs_do_not_compute_the_layers_do(made, tmp_path):
-    """Gradients, autocast, training mode, maps, a compiler, torch.func, hidden states of another type, hooks."""
     model, ids = small_model(), random_ids(1, 7)
     fast = compiled(model, tmp_path)
     fast(ids, labels=ids).loss.backward()

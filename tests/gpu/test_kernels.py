@@ -147,7 +147,6 @@ def with_kernels(**options) -> RetNetForCausalLM:
 
 
 def results_of(model: RetNetForCausalLM) -> list[torch.Tensor]:
-    """Of training, of a prompt and of a step."""
     model.zero_grad()
     output = model(IDS, labels=IDS, use_cache=False)
     output.loss.backward()
@@ -315,7 +314,6 @@ def test_a_compiler_trusts_kernels_that_were_not_found_to_be_wrong(device_has, e
 
 
 def test_what_kernels_do_not_compute_is_left_to_pytorch(device_has):
-    """Numbers of float64, transforms of functions, and programs that are exported."""
     stand_ins, model = device_has(StandIns()), with_kernels()
     with torch.no_grad():
         torch.func.vmap(lambda ids: model(ids[None], use_cache=False).logits)(IDS)

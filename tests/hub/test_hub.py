@@ -1,15 +1,20 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """push_to_hub and from_pretrained through the real clients, against a stand-in of the Hub on this machine."""
 
+import base64
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
-from hub_stand_in import HubStandIn, serving
 from huggingface_hub import ModelCard
 from places import ROOT, SUPPORT
 from safetensors.torch import load
@@ -17,6 +22,103 @@ from small_models import PACKAGE_ABSENT, greedy, small_model
 from small_vision_models import VISION_FAMILIES
 
 from retnet_hf.hub.cards import model_card
+
+
+class HubStandIn:
+    """`files` holds what was pushed: {"owner/name": {path: bytes}}; `url` is what HF_ENDPOINT is to be set to."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, bytes]] = {}
+        self.cards: list[str] = []  # model cards that were sent to be checked
+        self.asked: list[str] = []  # paths that were asked for
+        self.url = ""
+
+    def commit_of(self, repo: str) -> str:
+        contents = b"".join(name.encode() + data for name, data in sorted(self.files[repo].items()))
+        return hashlib.sha1(contents).hexdigest()
+
+    def posted(self, parts: list[str], body: bytes) -> dict | None:
+        repo = "/".join(parts[2:4])
+        if parts[:3] == ["api", "repos", "create"]:
+            asked = json.loads(body)
+            repo = f"{asked.get('organization') or 'someone'}/{asked['name']}"
+            self.files.setdefault(repo, {})
+            return {"url": f"{self.url}/{repo}", "name": repo, "id": "0"}
+        if parts == ["api", "validate-yaml"]:
+            self.cards.append(json.loads(body)["content"])
+            return {"errors": [], "warnings": []}
+        if parts[:2] == ["api", "models"] and parts[4] == "preupload":
+            paths = [file["path"] for file in json.loads(body)["files"]]
+            return {"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]}
+        if parts[:2] == ["api", "models"] and parts[4] == "commit":
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    assert line["value"]["encoding"] == "base64"
+                    self.files[repo][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            oid = self.commit_of(repo)
+            return {"success": True, "commitOid": oid, "commitUrl": f"{self.url}/{repo}/commit/{oid}", "hookOutput": ""}
+        return None
+
+    def listed(self, repo: str, tree: bool) -> list | dict:
+        files = {name: {"size": len(data), "oid": hashlib.sha1(data).hexdigest()} for name, data in self.files[repo].items()}
+        if tree:
+            return [{"type": "file", "path": name} | file for name, file in files.items()]
+        card = ModelCard(self.files[repo].get("README.md", b"").decode()).data.to_dict()
+        known = {name: card.get(name) for name in ("pipeline_tag", "library_name", "tags")}
+        siblings = [{"rfilename": name, "size": file["size"]} for name, file in files.items()]
+        return {"id": repo, "sha": self.commit_of(repo), "siblings": siblings, "private": False} | known
+
+
+def handler_for(hub: HubStandIn) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args) -> None:
+            pass
+
+        def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+            self.send_response(status)
+            for name, value in ({"Content-Length": str(len(body))} | headers).items():
+                self.send_header(name.replace("_", "-"), value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            parts = self.path.split("?")[0].strip("/").split("/")
+            found = hub.posted(parts, self.rfile.read(int(self.headers["Content-Length"])))
+            self.answer(404 if found is None else 200, json.dumps(found).encode(), Content_Type="application/json")
+
+        def do_GET(self) -> None:
+            hub.asked.append(self.path)
+            if "private" in self.path:
+                self.answer(401)
+                return
+            parts = self.path.split("?")[0].strip("/").split("/")
+            if parts[:2] == ["api", "models"] and (repo := "/".join(parts[2:4])) in hub.files:
+                found = hub.listed(repo, tree=parts[4:5] == ["tree"])
+                self.answer(200, json.dumps(found).encode(), Content_Type="application/json")
+                return
+            repo = "/".join(parts[:2])
+            data = hub.files.get(repo, {}).get("/".join(parts[4:])) if parts[2:3] == ["resolve"] else None
+            if data is None:
+                missing = "EntryNotFound" if repo in hub.files else "RepoNotFound"
+                self.answer(404, X_Error_Code=missing, X_Error_Message="not here")
+                return
+            self.answer(200, data, ETag=f'"{hashlib.sha1(data).hexdigest()}"', X_Repo_Commit=hub.commit_of(repo))
+
+        do_HEAD = do_GET
+
+    return Handler
+
+
+@contextmanager
+def serving(hub: HubStandIn) -> Iterator[HubStandIn]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler_for(hub)) as server:
+        hub.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield hub
+        server.shutdown()
 
 
 PUSH = """
@@ -100,14 +202,29 @@ def test_push_to_hub_uploads_weights_and_configuration(hub):
     assert json.loads(hub.files["someone/configuration"]["config.json"])["model_type"] == "retnet"
 
 
-@pytest.mark.parametrize("repo", ["plain", "with-code", "base", "saved-and-pushed"])
+CAUSAL = 'AutoModelForCausalLM.from_pretrained("someone/{}"'
+IMAGES = 'pipeline("image-classification", model="someone/{}")'
+CARDS = {  # how the model is loaded, its task and tags
+    "plain": (CAUSAL, "text-generation", {"retnet"}),
+    "with-code": (CAUSAL, "text-generation", {"retnet", "tiny"}),
+    "saved-and-pushed": (CAUSAL, "text-generation", {"retnet"}),
+    "base": ('AutoModel.from_pretrained("someone/{}"', "feature-extraction", {"retnet"}),
+    "backbone": ('RMTBackbone.from_pretrained("someone/{}")', "image-feature-extraction", set()),
+    **{name: (IMAGES, "image-classification", {name, "retention", "tiny"}) for name in VISION_FAMILIES},
+}
+
+
+@pytest.mark.parametrize("repo", CARDS)
 def test_push_to_hub_writes_a_model_card(hub, repo):
-    auto_class, task = ("AutoModel", "feature-extraction") if repo == "base" else ("AutoModelForCausalLM", "text-generation")
-    card = card_of(hub, f"someone/{repo}", f'{auto_class}.from_pretrained("someone/{repo}"')
+    loads, task, tags = CARDS[repo]
+    card = card_of(hub, f"someone/{repo}", loads.format(repo))
     assert card.data.pipeline_tag == task
-    assert {"retnet", *(["tiny"] if repo == "with-code" else [])} <= set(card.data.tags)
+    assert tags <= set(card.data.tags)
     if repo == "plain":
         assert f"{small_model().num_parameters():,} parameters" in card.text
+    elif repo in VISION_FAMILIES:
+        parameters = VISION_FAMILIES[repo].model().num_parameters()
+        assert f"{parameters:,} parameters that distinguishes 5 classes of images.\n" in card.text
 
 
 def test_push_to_hub_carries_code_and_shards(hub):
@@ -154,20 +271,6 @@ def test_push_to_hub_leaves_a_card_of_one_s_own_alone(hub, repo):
     assert card.data.license == "mit"
     assert "# Written by hand" in card.text
     assert "model.safetensors" in hub.files[repo]
-
-
-@pytest.mark.parametrize("name", VISION_FAMILIES)
-def test_push_to_hub_writes_a_card_of_an_image_model(hub, name):
-    card = card_of(hub, f"someone/{name}", f'pipeline("image-classification", model="someone/{name}")')
-    assert card.data.pipeline_tag == "image-classification"
-    assert {name, "retention", "tiny"} <= set(card.data.tags)
-    parameters = VISION_FAMILIES[name].model().num_parameters()
-    assert f"{parameters:,} parameters that distinguishes 5 classes of images.\n" in card.text
-
-
-def test_push_to_hub_of_a_backbone(hub):
-    card = card_of(hub, "someone/backbone", 'RMTBackbone.from_pretrained("someone/backbone")')
-    assert card.data.pipeline_tag == "image-feature-extraction"
 
 
 def test_a_card_names_the_classes():

@@ -36,7 +36,6 @@ def folder(model, tmp_path):
 
 @pytest.fixture(scope="module", params=[*COVERING, *VISION_FAMILIES])
 def any_model(request):
-    """Of texts or of images."""
     return VISION_FAMILIES[request.param].model() if request.param in VISION_FAMILIES else small_model(request.param)
 
 

@@ -17,7 +17,6 @@ FAMILIES = ("minimax", "ring")
 
 
 def chosen_by_hand(logits: list[float], bias: list[float], config) -> dict[int, float]:
-    """Weights of the experts of one token, with loops and sorting alone."""
     if config.router_act == "softmax":
         total = sum(math.exp(logit) for logit in logits)
         scores = [math.exp(logit) / total for logit in logits]
@@ -58,29 +57,6 @@ def test_experts_and_weights_are_those_chosen_by_hand(options):
     for token in range(50):
         by_hand = chosen_by_hand(logits[token].tolist(), bias, config)
         assert dict(zip(experts[token].tolist(), weights[token].tolist())) == pytest.approx(by_hand, rel=1e-12)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_grouped_products_and_the_reference_agree_in_output_and_gradients(family):
-    model, ids = small_model(family), random_ids(2, 23)
-    assert model.config._experts_implementation == "grouped_mm"  # what transformers takes by itself
-    found = []
-    for implementation in ("eager", "grouped_mm"):
-        model.set_experts_implementation(implementation)
-        model.zero_grad()
-        output = model(ids, labels=ids)
-        output.loss.backward()
-        found.append([output.logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
-    for grouped, reference in zip(found[1], found[0]):
-        close(grouped, reference, 1e-5)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_parameter_gets_a_gradient_and_the_bias_none(family):
-    model, ids = small_model(family).train(), random_ids(4, 33)
-    model(ids, labels=ids).loss.backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
-    assert not any("router.bias" in name for name, _ in model.named_parameters())
 
 
 def test_the_loss_of_unbalanced_routing_is_added_with_its_weight_where_it_is_asked_for():

@@ -21,7 +21,6 @@ def blocks_of(config, kind: str = "sliding_attention", batch: int = 1, length: i
 
 
 def mask_without(spans: dict[int, tuple[int, int]], batch: int, length: int) -> torch.Tensor:
-    """Without a span of the tokens of some rows."""
     mask = torch.ones(batch, length, dtype=torch.int64)
     for row, (start, stop) in spans.items():
         mask[row, start:stop] = 0
@@ -54,7 +53,6 @@ def test_a_transformer_keeps_its_logits_and_its_greedy_tokens(name):
 
 @pytest.mark.parametrize("family", ["hybrid", "sinks", "minimax"])
 def test_implementations_of_attention_agree(family):
-    """Weights of attention are returned with the maps."""
     model, ids, mask = small_model(family), random_ids(2, 30), mask_without({0: (0, 7)}, 2, 30)
     assert model.config._attn_implementation == "sdpa"
     expected, padded = model(ids).logits, model(ids, attention_mask=mask).logits
@@ -72,7 +70,6 @@ def test_implementations_of_attention_agree(family):
 
 
 def test_a_sliding_layer_holds_no_more_than_its_window_and_sinks():
-    """And what is said of it is true."""
     for family, expected in (("hybrid", [70, 5]), ("sinks", [2 + 4])):
         model, mask = small_model(family), torch.ones(2, 50).tril(44)
         config, state = model.config, model(random_ids(2, 50), attention_mask=mask, use_cache=True).past_key_values

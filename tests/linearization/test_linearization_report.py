@@ -196,7 +196,6 @@ def test_a_card_shows_texts_answers_and_where_recall_falls_short(report, shares)
 
 @pytest.fixture
 def hybrid():
-    """A student with all parts: a window and sinks in one layer, and a layer that is kept."""
     return transfer(source_of("Llama 3"), kept=[1], window=8, sinks=2)
 
 

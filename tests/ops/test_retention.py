@@ -3,15 +3,21 @@
 
 import functools
 import importlib
+import pkgutil
 from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import random_ids, small_model
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+import retnet_hf
+from retnet_hf.ops.kernels import TORCH
+from retnet_hf.ops.layout import layout_of
+from retnet_hf.ops.plan import Plan
 from retnet_hf.ops.retention_forms import (
     bidirectional_retention,
     chunkwise_retention,
@@ -78,7 +84,6 @@ class Case:
         return output, of_group[:, :, 0]
 
     def gradients(self, output, state):
-        """Of a scalar that weighs every number differently, the zeros of absent tokens too."""
         weight = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
         leaves = [leaf for leaf in (self.query, self.key, self.value, self.state) if leaf is not None]
         of_state = torch.linspace(-1, 1, state.numel(), dtype=state.dtype).view_as(state)
@@ -167,19 +172,6 @@ def test_gradients_hold_numerically_and_can_be_differentiated_again(groups):
     assert torch.autograd.grad(chunkwise(*operands, learned)[0].sum(), learned)[0].abs().min() > 0
 
 
-def test_what_is_written_to_a_shared_state_is_computed_once():
-    """To read it, and to compare tokens, is work for each head."""
-    case = Case(0, torch.float32, 64, initial=False, batch=1, heads=8, groups=2)
-
-    def products(run, form):
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            run(form, chunk_size=16)
-        return counter.get_total_flops()
-
-    for form in ("chunkwise", "parallel"):
-        assert products(case.run_by_head, form) - products(case.run, form) == (8 - 2) * 2 * 64 * 4 * 6
-
-
 @pytest.mark.parametrize("groups", [None, 1], ids=["", "shared"])
 @pytest.mark.parametrize("reset", [None, torch.tensor([[True], [False]])], ids=["", "reset"])
 @pytest.mark.parametrize("mask", [None, torch.tensor([[True], [False]])], ids=["", "mask"])
@@ -224,26 +216,26 @@ def test_decay_tables_of_a_padded_batch_are_those_of_a_sequence_without_a_mask()
     assert with_holes.inner.shape == (8, 8, 16, 256, 256)
 
 
-@pytest.mark.parametrize("chunk_size", [None, 16], ids=["parallel", "chunkwise"])
-def test_a_final_state_is_computed_only_if_it_is_wanted(chunk_size):
-    """Of one chunk it is a third of all products where K = V = C."""
-    case = Case(0, torch.float32, 32, initial=False, batch=1, sizes=(32, 32))
-    tables = decay_tables(case.log_decay, 32, chunk_size)
+@torch.no_grad()
+def test_no_product_is_computed_that_nobody_needs():
+    """For a shared state, for a final state that is not wanted, and for an encoder of one chunk."""
 
-    def products(with_final):
-        one_chunk_a_block = mock.patch.object(operator, "BLOCK_SIZE_ON_CPU", 1)
-        with one_chunk_a_block, FlopCounterMode(display=False) as counter, torch.no_grad():
-            retention_in_chunks(case.query, case.key, case.value, None, tables, with_final=with_final)
+    def products(run, *operands, **options):
+        with FlopCounterMode(display=False) as counter, mock.patch.object(operator, "BLOCK_SIZE_ON_CPU", 1):
+            run(*operands, **options)
         return counter.get_total_flops()
 
-    assert products(True) - products(False) == 2 * 3 * (chunk_size or 32) * 32 * 32
-
-
-def test_an_encoder_within_one_chunk_takes_one_pair_of_products():
-    case = Case(0, torch.float32, 32, initial=False, batch=1)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        bidirectional_retention(case.query, case.key, case.value, case.log_decay, form="parallel")
-    assert counter.get_total_flops() == 2 * 3 * 32 * 32 * (4 + 6)
+    case = Case(0, torch.float32, 64, initial=False, batch=1, heads=8, groups=2)
+    for form in ("chunkwise", "parallel"):
+        of_states = [products(run, form=form, chunk_size=16) for run in (case.run_by_head, case.run)]
+        assert of_states[0] - of_states[1] == (8 - 2) * 2 * 64 * 4 * 6
+    case = Case(0, torch.float32, 32, initial=False, batch=1, sizes=(32, 32))
+    for chunk_size in (None, 16):
+        operands = (case.query, case.key, case.value, None, decay_tables(case.log_decay, 32, chunk_size))
+        of_output = [products(retention_in_chunks, *operands, with_final=wanted) for wanted in (True, False)]
+        assert of_output[0] - of_output[1] == 2 * 3 * (chunk_size or 32) * 32 * 32
+    operands = (case.query, case.key, case.value, case.log_decay)
+    assert products(bidirectional_retention, *operands, form="parallel") == 2 * 3 * 32 * 32 * (32 + 32)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -379,3 +371,46 @@ def test_the_final_state_alone_has_no_gradient_for_the_query():
     _, state = case.run("chunkwise")
     [gradient] = torch.autograd.grad(state.sum(), case.query, create_graph=True, allow_unused=True)
     assert gradient is None or not gradient.any()
+
+
+def test_no_public_name_hides_a_module():
+    """`import retnet_hf.retention as R` would give the function of that name."""
+    modules = {module.name for module in pkgutil.iter_modules(retnet_hf.__path__)}
+    assert modules.isdisjoint(retnet_hf.__all__)
+    assert dir(retnet_hf) == sorted(retnet_hf.__all__)
+
+
+def plan_of(model, length: int = 20, **kwargs) -> Plan:
+    inputs = model.model.embed_tokens(random_ids(2, length))
+    return model.model.plan(inputs, **kwargs)[0]
+
+
+def test_a_plan_moves_with_all_its_tensors_and_what_layers_share_stays_shared():
+    plan = plan_of(small_model(), attention_mask=torch.arange(20)[None] >= torch.tensor([[3], [0]]))
+    assert plan.decays(plan.log_decays[0]).inner.device.type == "cpu"
+    moved = plan.to("meta")
+    assert moved.log_decays[0] is moved.log_decays[1]
+    tensors = [moved.decays(moved.log_decays[1]).inner, moved.layout.ages.age, moved.layout.present]
+    tensors += [*moved.rotate.query_angles, *moved.rotate.key_angles]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert plan.layout.present.device.type == "cpu"
+
+
+def test_softmax_layers_keep_their_keys_in_the_dtype_of_the_model():
+    """Their rotation computes in float32, and returns the dtype that it was given."""
+    model = small_model("hybrid").to(torch.bfloat16)
+    with torch.no_grad():
+        layer = model(random_ids(1, 5), use_cache=True).past_key_values.layers[1]
+    assert layer.keys.dtype == layer.values.dtype == torch.bfloat16
+
+
+def test_what_a_kernel_computes_for_absent_tokens_is_dropped():
+    """Kernels leave numbers without a meaning there."""
+    mask = torch.ones(2, 6, dtype=torch.int64)
+    mask[0, :3] = 0
+    layout = layout_of((2, 6), torch.device("cpu"), mask)
+    kernels = TORCH._replace(chunkwise=lambda query, *others, **options: (torch.ones_like(query), None))
+    plan = Plan(layout, None, 1.0, [torch.zeros(4)], "auto", 4, kernels=kernels)
+    output, *_ = plan.compute(0, *[torch.zeros(2, 4, 6, 8)] * 3)
+    assert output.movedim(2, 1)[mask == 1].eq(1).all()
+    assert not output.movedim(2, 1)[mask == 0].any()

@@ -82,19 +82,6 @@ def test_a_token_sees_what_follows_and_nothing_of_the_padding():
     close(model(padded.roll(4, 1), attention_mask=mask.roll(4, 1)).logits[:, 4:], logits, 1e-11)
 
 
-def test_maps_look_both_ways():
-    model = encoder(RetNetModel).double()
-    outputs, layer = model(random_ids(1, 9), output_attentions=True, output_hidden_states=True), model.layers[0]
-    assert outputs.past_key_values is None
-    assert outputs.attentions[0].triu(1).abs().sum() > 0
-    entering = layer.retention_norm(outputs.hidden_states[0])
-    values = layer.retention.v_proj(entering).view(1, 9, 4, -1).transpose(1, 2)
-    mixed = layer.retention.head_norm(outputs.attentions[0] @ values).transpose(1, 2).reshape(1, 9, -1)
-    gate = layer.retention.gate_fn(layer.retention.g_proj(entering))
-    stream = outputs.hidden_states[0] + layer.retention.o_proj(mixed * gate)
-    close(stream + layer.mlp(layer.mlp_norm(stream)), outputs.hidden_states[1], 1e-11)
-
-
 def test_directions_are_not_mixed_up():
     with pytest.raises(ValueError, match="bidirectional must be False for RetNetForCausalLM"):
         small_model(bidirectional=True)

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from small_models import PAD, VOCAB_SIZE, close, left_padded, random_ids, rounding, same_state, small_model
+from small_models import PAD, VOCAB_SIZE, close, left_padded, of_every_model, random_ids, rounding, same_state, small_model
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForSequenceClassification
@@ -34,11 +34,20 @@ def test_logits_to_keep(model):
 
 
 def test_output_hidden_states(model):
-    ids = random_ids(2, 21)
+    """What enters the first layer, with factor and norm of the embedding, and leaves each; the last is normalised."""
+    ids, entered, returned = random_ids(2, 21), [], []
+    handles = [layer.register_forward_hook(lambda m, i, output: returned.append(output)) for layer in model.model.layers]
+    handles.append(model.model.layers[0].register_forward_pre_hook(lambda module, inputs: entered.append(inputs[0])))
     with torch.no_grad():
         out = model(ids, output_hidden_states=True)
+        for handle in handles:
+            handle.remove()
         base = model.model(ids, output_hidden_states=True)
-    assert all(hidden.shape == (2, 21, 32) for hidden in out.hidden_states)
+    embedded = model.get_input_embeddings()(ids) * model.config.embedding_multiplier
+    assert entered[0].equal(model.model.embed_norm(embedded) if model.config.use_embedding_norm else embedded)
+    expected = [*entered, *returned[:-1]]
+    assert all(hidden.equal(other) for hidden, other in zip(out.hidden_states[:-1], expected, strict=True))
+    close(out.hidden_states[-1], model.model.norm(returned[-1]), rounding(32))
     close(model.lm_head(out.hidden_states[-1]), out.logits, rounding(32))
     assert model(ids).hidden_states is None
     assert base.hidden_states[-1].equal(base.last_hidden_state)
@@ -47,24 +56,6 @@ def test_output_hidden_states(model):
     asked = small_model(output_hidden_states=True)
     assert len(asked(ids).hidden_states) == len(asked.model(ids).hidden_states) == 3
     assert asked(ids, output_hidden_states=False).hidden_states is None
-
-
-def test_hidden_states_are_what_enters_and_leaves_the_layers(model):
-    """First the embedding, with the factor and the norm of the configuration; the last has passed the final norm."""
-    ids, entered, returned = random_ids(2, 9), [], []
-    handles = [layer.register_forward_hook(lambda m, i, output: returned.append(output)) for layer in model.model.layers]
-    handles.append(model.model.layers[0].register_forward_pre_hook(lambda module, inputs: entered.append(inputs[0])))
-    with torch.no_grad():
-        out = model(ids, output_hidden_states=True)
-    for handle in handles:
-        handle.remove()
-    embedded = model.get_input_embeddings()(ids) * model.config.embedding_multiplier
-    if model.config.use_embedding_norm:
-        embedded = model.model.embed_norm(embedded)
-    assert entered[0].equal(embedded)
-    expected = [*entered, *returned[:-1]]
-    assert all(hidden.equal(other) for hidden, other in zip(out.hidden_states[:-1], expected, strict=True))
-    close(out.hidden_states[-1], model.model.norm(returned[-1]), rounding(32))
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"output_hidden_states": True}, {"use_cache": False}, {"labels": random_ids(2, 9)}])
@@ -81,6 +72,7 @@ def test_tuple_output(model, kwargs):
                 assert all(a.equal(b) for a, b in zip(tree_leaves(mine), tree_leaves(theirs), strict=True))
 
 
+@of_every_model
 @pytest.mark.parametrize("form", ["parallel", "chunkwise", "recurrent"])
 def test_every_parameter_gets_a_gradient(model, form):
     model.zero_grad()

@@ -45,7 +45,6 @@ def test_decoding_past_position_one_million():
 
 
 def rotary_of(**fields) -> RetNetRotaryEmbedding:
-    """Of two heads of 16."""
     return RetNetRotaryEmbedding(small_config(**({"num_attention_heads": 2} | fields)))
 
 

@@ -3,8 +3,7 @@
 
 import pytest
 import torch
-from gpu_products import multiply_bfloat16
-from small_models import greedy, random_ids, small_model
+from small_models import greedy, multiply_bfloat16, random_ids, small_model
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
@@ -80,7 +79,6 @@ def test_nothing_else_is_multiplied_as_bf16(gpu_products, dtype):
 
 
 def trained(model) -> tuple[list[Tensor], list[Tensor]]:
-    """Logits and states of sequences with padding, and all gradients."""
     ids, mask = random_ids(2, 200), torch.ones(2, 200, dtype=torch.int64)
     mask[0, :50] = 0
     options = {"labels": ids.masked_fill(mask == 0, -100), "use_cache": True, "retention_form": "chunkwise"}
@@ -114,7 +112,6 @@ def matrices(state) -> list[Tensor]:
 
 @torch.no_grad()
 def in_steps(model, ids: Tensor) -> tuple[Tensor, RetNetState]:
-    """Logits of every token, read one by one, and the state."""
     state = RetNetState(model.config)
     return torch.cat([model(token, past_key_values=state).logits for token in ids.split(1, dim=1)], dim=1), state
 
@@ -171,8 +168,6 @@ def test_default_dtype_of_torch_does_not_narrow_the_decays():
 
 
 def cast_as_fsdp_does(module, args, kwargs):
-    """What FSDP2's mixed precision does to the arguments of a layer."""
-
     def narrow(leaf):
         return leaf.to(torch.bfloat16) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 

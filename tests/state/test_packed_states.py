@@ -29,7 +29,6 @@ def offsets(lengths: list[int]) -> list[int]:
     with_states=st.booleans(),
 )
 def test_each_document_is_what_it_is_alone(lengths, heads, chunk_size, with_states):
-    """Outputs, states and all gradients, against the recurrence, in float64."""
     (count, groups, matrices), total, bounds = heads, sum(lengths), offsets(lengths)
     generator = torch.Generator().manual_seed(total)
 
@@ -114,7 +113,6 @@ LENGTHS, LATER = [7, 1, 30, 3], [1, 1, 1, 5]  # of prompts, and of what follows 
 
 @pytest.fixture(scope="module", params=["fla", "grouped", "torchscale"])
 def sequences(request):
-    """A model in float64, prompts and what follows them, and the logits of each sequence alone."""
     model = small_model(request.param).double()
     prompts = [random_ids(1, length, seed) for seed, length in enumerate(LENGTHS)]
     later = [random_ids(1, length, 10 + seed) for seed, length in enumerate(LATER)]

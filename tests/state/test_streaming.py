@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from small_models import small_model
+from small_models import greedy, random_ids, small_model
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
+from retnet_hf import RetNetState, StateTuning
 from retnet_hf.training.streaming import CarryState, TokenStreams, score_stream, segments
 
 
@@ -268,3 +269,106 @@ def test_scoring_is_in_eval_mode_and_leaves_the_mode_alone():
     for each in (tokens, tokens.numpy()):
         assert score_stream(model, each, 7).log_likelihood == pytest.approx(expected, rel=1e-5)
     assert model.training
+
+
+def tuned_model(dialect: str = "fla", **fields) -> StateTuning:
+    tuned = StateTuning(small_model(dialect, **fields))
+    with torch.no_grad():
+        for index, state in enumerate(tuned.states):
+            state.normal_(0, 0.5, generator=torch.Generator().manual_seed(index))
+    return tuned
+
+
+@pytest.mark.parametrize("dialect", ["fla", "grouped", "from scratch", "torchscale"])
+def test_it_begins_as_the_model_itself(dialect):
+    model, ids = small_model(dialect), random_ids(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(StateTuning(model)(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_state_of_a_text_is_as_good_as_the_text():
+    """A text that was read before is such a state, but for the positions, which begin with 0 again."""
+    model, text, ids = small_model(use_rotary=False), random_ids(1, 15), random_ids(1, 10, seed=1)
+    tuned = StateTuning(model)
+    with torch.no_grad():
+        for own, layer in zip(tuned.states, model(text, use_cache=True).past_key_values.layers):
+            own.copy_(layer.recurrent_states[0])
+        whole = model(torch.cat([text, ids], dim=1)).logits[:, 15:]
+        torch.testing.assert_close(tuned(ids).logits, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_flow_into_the_state_alone():
+    tuned, ids = tuned_model(), random_ids(3, 12)
+    before = [state.detach().clone() for state in tuned.states]
+    tuned(ids, labels=ids).loss.backward()
+    assert {name for name, weight in tuned.named_parameters() if weight.requires_grad} == {"states.0", "states.1"}
+    assert all(state.grad.abs().max() > 1e-6 for state in tuned.states)
+    assert all(state.equal(old) for state, old in zip(tuned.states, before))  # a call does not write into it
+
+
+def test_padding_in_front_does_not_take_the_state_away():
+    tuned, ids, mask = tuned_model(), random_ids(1, 14), (torch.arange(14)[None] >= 4).long()
+    torch.testing.assert_close(tuned(ids, mask).logits[:, 4:], tuned(ids[:, 4:]).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_generate_goes_on_from_it_and_every_row_has_it():
+    tuned, ids = tuned_model(), random_ids(3, 7)
+    found, text = greedy(tuned.model, ids, 12, past_key_values=tuned.state(3), eos_token_id=None), ids
+    for _ in range(12):
+        text = torch.cat([text, tuned(text).logits[:, -1:].argmax(-1)], dim=1)
+    assert found.equal(text)
+    assert not found.equal(greedy(tuned.model, ids, 12, eos_token_id=None))
+
+
+def test_the_file_is_a_state_that_loads(tmp_path):
+    tuned, ids = tuned_model(), random_ids(1, 7)
+    tuned.save(tmp_path / "task.safetensors")
+    state = RetNetState.load(tmp_path / "task.safetensors", tuned.model)
+    with torch.no_grad():
+        assert tuned.model(ids, past_key_values=state).logits.equal(tuned(ids).logits)
+    with pytest.raises(ValueError, match="other weights"):
+        RetNetState.load(tmp_path / "task.safetensors", small_model(seed=1))
+
+
+def test_trainer_trains_it_and_its_checkpoints_hold_nothing_else(tmp_path):
+    tuned, again, text = StateTuning(small_model()), StateTuning(small_model()), [5, 9, 7, 5, 9, 7, 5, 9]
+    weights = {name: weight.clone() for name, weight in tuned.model.state_dict().items()}
+    data, ids = [{"input_ids": text, "labels": text}] * 8, torch.tensor([text])
+    options = {"per_device_train_batch_size": 4, "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    arguments = TrainingArguments(str(tmp_path), max_steps=30, learning_rate=0.05, save_steps=15, **options)
+    before = tuned(ids, labels=ids).loss.item()
+    Trainer(tuned, arguments, train_dataset=data).train()
+    assert tuned(ids, labels=ids).loss < 0.7 * before
+    assert all(weight.equal(weights[name]) for name, weight in tuned.model.state_dict().items())
+    checkpoint = tmp_path / "checkpoint-15"
+    assert (checkpoint / "model.safetensors").stat().st_size < 2 * sum(state.nbytes for state in tuned.states)
+    Trainer(again, arguments, train_dataset=data).train(resume_from_checkpoint=str(checkpoint))
+    for found, expected in zip(again.states, tuned.states):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_around_it_keeps_its_own_weights():
+    whole, other = (torch.nn.Sequential(torch.nn.Linear(2, 2), tuned_model()) for _ in range(2))
+    saved = whole.state_dict()
+    assert set(saved) == {"0.weight", "0.bias", "1.states.0", "1.states.1"}
+    other.load_state_dict(saved)
+    assert other[0].weight.equal(whole[0].weight)
+    with pytest.raises(RuntimeError, match="1.states.1"):
+        other.load_state_dict({name: value for name, value in saved.items() if name != "1.states.1"})
+
+
+def test_what_it_cannot_do_is_refused():
+    tuned, ids = tuned_model(), random_ids(1, 8)
+    packed = {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]), "seq_idx": torch.tensor([[0] * 4 + [1] * 4])}
+    packed["cu_seq_lens_q"] = torch.tensor([0, 4, 8])
+    of_documents = [(lambda kind=kind: tuned(ids, **{kind: packed[kind]})) for kind in packed]
+    for calls, words in (
+        ([lambda: StateTuning(small_model("hybrid"))], "if all layers of the model are retention"),
+        (of_documents, "Packed documents .* must be separate rows"),
+        ([tuned.gradient_checkpointing_enable], "gradient_checkpointing must be False for StateTuning"),
+        ([tuned.activation_checkpointing_enable], "gradient_checkpointing must be False for StateTuning"),
+    ):
+        for call in calls:
+            with pytest.raises(ValueError, match=words):
+                call()
+    assert tuned(ids, position_ids=torch.arange(8)[None]).logits.equal(tuned(ids).logits)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from retnet_hf.cli.text.corpus import SAMPLE_TEXT
+from retnet_hf.cli.text.corpus import SAMPLE_TEXT, train_tokenizer
 from retnet_hf.cli.training.run import Supervisor
 
 
@@ -51,7 +52,6 @@ def done(answer):
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder with its content."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -64,3 +64,19 @@ def same_weights(one: Path, other: Path) -> None:
     assert one.keys() == other.keys()
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name
+
+
+SIZES = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1, "initializer_range": 0.2}
+
+
+def make_source(folder: Path) -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    model.generation_config.temperature, model.generation_config.do_sample = 0.5, True
+    model.save_pretrained(folder / "llama")
+    tokenizer = train_tokenizer([TEXT], 300)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer.save_pretrained(folder / "llama")
+    (folder / "llama" / "README.md").write_text("---\nlicense: mit\n---\nA Llama.\n", encoding="utf-8")
+    (folder / "book.txt").write_text(TEXT, encoding="utf-8")

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 import torch
-from gpu_products import multiply_bfloat16
-from small_models import random_ids, small_model
+from small_models import multiply_bfloat16, random_ids, small_model
 from torch import distributed as dist
 
 from retnet_hf import context_parallel, shard_sequence

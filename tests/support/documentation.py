@@ -34,7 +34,6 @@ def blocks(markdown: str, language: str = "python") -> list[Block]:
 
 
 def anchors(markdown: str) -> set[str]:
-    """What GitHub names the headings of a page."""
     found: dict[str, int] = {}
     prose = re.sub(r"^```.*?^```$", "", markdown, flags=re.DOTALL | re.MULTILINE)
     for heading in re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE):

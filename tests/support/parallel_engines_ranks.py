@@ -71,7 +71,6 @@ def same_gradients(loss, expected, model, whole, what):
 
 
 def same_training(loss, model, whole, what):
-    """The mean over ranks of a loss, and all gradients."""
     expected, mean = whole(IDS, labels=IDS).loss, loss.detach().clone()
     dist.all_reduce(mean)
     same(mean / ranks, expected.detach(), f"{what}, loss")

@@ -7,10 +7,11 @@ from unittest.mock import patch
 import pytest
 import torch
 from small_models import close, random_ids
-from torch import Tensor
+from torch import Tensor, nn
 
 from retnet_hf import RetNetState
 from retnet_hf.cpu import programs as cpu_programs
+from retnet_hf.cpu.products import product_of
 from retnet_hf.cpu.programs import AfterOperator, BeforeOperator, ProductStep
 from retnet_hf.ops import gradients
 from retnet_hf.state.retention_state import RetNetStateLayer
@@ -98,7 +99,26 @@ def state_after(model, ids: Tensor = PROMPT) -> RetNetState:
 
 @torch.no_grad()
 def decoded(model, ids: Tensor = PROMPT) -> tuple[Tensor, RetNetState]:
-    """Logits of five tokens one by one after a prompt, and the state after them."""
     state = state_after(model, ids)
     steps = [random_ids(ids.shape[0], 1, seed=number) for number in range(5)]
     return torch.cat([model(step, past_key_values=state, use_cache=True).logits for step in steps], dim=1), state
+
+
+def linear_layers(dtype: torch.dtype = torch.bfloat16, bias: bool = False, inputs: int = 128) -> list[nn.Linear]:
+    torch.manual_seed(0)
+    return [nn.Linear(inputs, size, bias=bias).to(dtype) for size in (48, 16)]
+
+
+def check(layers: list[nn.Linear], rounding: float) -> None:
+    for layer in layers:
+        token = torch.randn(1, 1, layer.in_features, generator=torch.Generator().manual_seed(1)).to(layer.weight.dtype)
+        weight = layer.weight if type(layer.weight) is nn.Parameter else layer.weight.dequantize()
+        bias = None if layer.bias is None else layer.bias.double()
+        with torch.no_grad():
+            output, expected = product_of(layer)(token), nn.functional.linear(token.double(), weight.double(), bias)
+        assert output.shape == expected.shape
+        assert output.dtype == token.dtype
+        assert (output - expected).norm() < rounding * expected.norm()
+
+
+BFLOAT16 = 2**-8  # a rounding of the result, and one of a bias

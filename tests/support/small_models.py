@@ -1,6 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Small random models whose logits depend on all of the context, and the measuring tools that several test files share."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -137,7 +138,6 @@ def small_model(dialect: str = "fla", model_class: type = RetNetForCausalLM, see
 
 
 def small_llama() -> LlamaForCausalLM:
-    """A model of another architecture with the same vocabulary."""
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     return shake(LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=64, pad_token_id=PAD, eos_token_id=None))).eval()
 
@@ -191,7 +191,6 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
 
 
 def same_tensors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Equal bit for bit, with the same names and dtypes."""
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         assert actual[name].dtype == tensor.dtype, name
@@ -214,7 +213,6 @@ class LargestTensor(TorchDispatchMode):
 
 
 def tensors_within(thing, seen: set[int] | None = None) -> list[Tensor]:
-    """Every tensor reachable from an object."""
     seen = set() if seen is None else seen
     if id(thing) in seen or isinstance(thing, (type, str, bytes)):
         return []
@@ -231,7 +229,6 @@ def tensors_within(thing, seen: set[int] | None = None) -> list[Tensor]:
 
 
 def memory(thing) -> int:
-    """Bytes of the storages behind every tensor reachable from an object, each once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors_within(thing)}
     return sum(storages.values())
 
@@ -285,3 +282,19 @@ class Absent(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Absent())
 """
+
+
+def multiply_bfloat16(replace: Callable = setattr) -> list[torch.dtype]:
+    """Has retention multiply bfloat16 as such from here on; returns a list of what dtypes were multiplied."""
+    plain, multiplied = torch.bmm, []
+
+    def bmm(left: Tensor, right: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        if out_dtype is None:
+            return plain(left, right)
+        multiplied.extend((left.dtype, right.dtype))
+        return plain(left.to(out_dtype), right.to(out_dtype))
+
+    replace(torch, "bmm", bmm)
+    for module in ("ops.retention_forms", "ops.plan"):
+        replace(sys.modules[f"retnet_hf.{module}"], "multiplies_bfloat16", lambda device: True)
+    return multiplied

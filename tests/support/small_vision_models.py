@@ -1,6 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Small random image models: one of each family for images of 32 x 32 pixels, others for all options, and images."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,6 @@ class VisionFamily:
         return self.config_class(**({"image_size": 32, "num_labels": 5} | self.fields | overrides))
 
     def model(self, model_class: type | None = None, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-        """A classifier, or a model of another class, with random weights."""
         return shake_vision((model_class or self.classifier_class)(self.config(**overrides)), seed).eval()
 
     def fresh(self, seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -148,7 +148,6 @@ MIXERS["all"] = ["pooling", "retention", "manhattan", "attention"]
 
 
 def small_metaformer_config(mixers: str = "all", **overrides) -> retnet_hf.MetaFormerConfig:
-    """Four stages, with heads of unlike sizes for queries and values."""
     fields = (
         {"token_mixers": MIXERS[mixers], "hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 2, 1]}
         | {"num_attention_heads": [2, 2, 4, 3], "value_expansion": 2.0, "mlp_ratio": 1.5}
@@ -159,3 +158,19 @@ def small_metaformer_config(mixers: str = "all", **overrides) -> retnet_hf.MetaF
 
 def small_metaformer(mixers="all", model_class=retnet_hf.MetaFormerForImageClassification, seed=0, **overrides):
     return shake_vision(model_class(small_metaformer_config(mixers, **overrides)), seed).eval()
+
+
+COLOURS = ("blue", "green", "red")
+
+
+def colour_picture(colour: str, seed: int, size: tuple[int, int] = (16, 20)) -> Image.Image:
+    levels = np.random.default_rng([COLOURS.index(colour), seed]).integers(0, 100, (*size, 3))
+    levels[..., 2 - COLOURS.index(colour)] += 120
+    return Image.fromarray(levels.astype(np.uint8))
+
+
+def write_pictures(folder: Path, count: int, suffix: str = ".png") -> None:
+    for colour in COLOURS:
+        (folder / colour).mkdir(parents=True)
+        for number in range(count):
+            colour_picture(colour, number).save(folder / colour / f"{number:02}{suffix}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from places import ROOT, SUPPORT
+from torch import distributed as dist
 
 
 def free_port() -> int:
@@ -66,3 +67,10 @@ def run_ranks(numbers: Iterable[int], program: Path | str, *arguments: object, *
     """As `torchrun` with one number of processes after the other, in less time: what all import is imported once."""
     launcher = [str(SUPPORT / "forked_ranks.py"), ",".join(map(str, numbers))]
     return run_launcher(launcher, program, *arguments, **environment)
+
+
+def join_alone() -> dist.ProcessGroup:
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if dist.is_nccl_available() else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return dist.group.WORLD

@@ -21,10 +21,10 @@ sys.path.extend([str(Path(__file__).parent), str(Path(__file__).parents[2] / "te
 import numpy as np
 import torch
 import triton.language as tl
-from one_rank import join_alone
 from small_models import random_ids, small_model
 from small_vision_models import small_metaformer, small_vir, stage_images, vir_images
 from torch.autograd import forward_ad
+from torchrun import join_alone
 from triton.runtime import interpreter
 
 from retnet_hf import RetNetState, context_parallel
@@ -111,7 +111,6 @@ class Case:
             self.weights[0] = self.weights[0] * self.mask[:, None, :, None]
 
     def results(self, function, dtype=None, change=lambda tensor: tensor) -> dict[str, torch.Tensor]:
-        """Of a form of retention: output, state if there is one, and all gradients, in one dtype or in those of the case."""
         leaves = [change(operand.to(dtype or operand.dtype)).detach().requires_grad_() for operand in self.operands]
         state = leaves[3] if len(leaves) > 3 else None
         found = function(*leaves[:3], self.log_decay.to(dtype or torch.float32), state, self.mask, self.reset)
@@ -156,12 +155,10 @@ def worst(actual, expected, allowed) -> float:
 
 
 def apart(actual: dict, expected: dict) -> dict[str, float]:
-    """Results of two functions in float32, by the largest value."""
     return {name: worst(actual[name], right.double(), 1e-4 * right.abs().max()) for name, right in expected.items()}
 
 
 def steps(heads=2, groups=None, decays=None, dtype="float32", mask=False, reset=False, key_dim=20, value_dim=24) -> dict:
-    """Some tokens of decoding, against the same steps in PyTorch."""
     case = Case(4, key_dim, value_dim, 2, heads, groups, decays, dtype, mask=mask, reset=reset)
     state, outputs = case.operands[3].clone(), []
     expected_state, pointer = state.double(), state.data_ptr()
@@ -176,7 +173,6 @@ def steps(heads=2, groups=None, decays=None, dtype="float32", mask=False, reset=
 
 
 def split(decay=None, autocast=False, **sizes) -> dict[str, float]:
-    """The two segments of one rank, against the recurrence over the whole sequence."""
     case = Case(**{"length": 38} | sizes)
     if decay is not None:
         case.log_decay.fill_(math.log(decay))
@@ -196,7 +192,6 @@ def split(decay=None, autocast=False, **sizes) -> dict[str, float]:
 
 
 def packed(lengths, initial=True, **sizes) -> dict[str, float]:
-    """Packed documents that continue from their states, against PyTorch's operations in float64."""
     case, documents = Case(length=sum(lengths), **sizes), len(lengths)
     states = torch.randn(documents, *case.operands[3].shape[1:]).to(DEVICE) if initial else None
     parts = packed_documents([sum(lengths[:number]) for number in range(documents + 1)], 16, torch.device(DEVICE))
@@ -213,7 +208,6 @@ def packed(lengths, initial=True, **sizes) -> dict[str, float]:
 
 
 def packed_steps(groups=None, begins=False, rows=True, dtype="float32") -> dict[str, float]:
-    """One token of each of three documents, against PyTorch's operations in float64."""
     case = Case(3, 20, 24, heads=4, groups=groups, dtype=dtype)
     states = torch.randn(5 if rows else 3, *case.operands[3].shape[1:]).to(DEVICE)
     places = torch.tensor([[4, 1], [0, 3], [2, 1]], device=DEVICE)[:, 0] if rows else None  # a column of a table
@@ -306,7 +300,6 @@ def gates(
 
 
 def cross_entropy(rows=5, columns=23, dtype="float32", in_place=False) -> dict[str, float]:
-    """Loss and gradient, with ignored labels, against the same in float64."""
     generator, dtype = torch.Generator().manual_seed(rows), getattr(torch, dtype)
     logits = (4 * torch.randn(rows, columns, generator=generator)).to(DEVICE, dtype)
     labels = torch.randint(columns, (rows, 1), generator=generator).to(DEVICE)
@@ -331,7 +324,6 @@ def cross_entropy(rows=5, columns=23, dtype="float32", in_place=False) -> dict[s
 
 
 def left_to_pytorch() -> dict:
-    """A gradient of the gradient, and one of log_decay."""
     case = Case(9, 4, 5)
 
     def results(function, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -396,7 +388,6 @@ class Pair:
         return apart(self.trained(self.with_kernels, compiled), self.trained(self.plain))
 
     def errors_in_parts(self) -> dict[str, float]:
-        """Of packed documents that continue from rows of a state, and of the segments of a rank, with checkpoints."""
         self.with_kernels.train().gradient_checkpointing_enable()
         self.unchecked()
         ids, found = self.ids[:, :36], []

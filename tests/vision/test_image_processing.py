@@ -183,24 +183,18 @@ NO_OPTIONS = [
     ({"crop_pct": 1.5}, "crop_pct must be .* got 1.5"),
 ]
 NO_IMAGES = [
-    (np.zeros((40, 30, 5)), {}, "channel"),
+    (np.zeros((40, 30, 5)), {"size": 32}, "channel"),
     (Image.new("I;16", (5, 5)), {}, "must have 8 bits, got one of PIL's mode 'I;16'"),
     (Image.new("F", (5, 5)), {}, "must have 8 bits, got one of PIL's mode 'F'"),
     (3, {}, "Invalid|invalid|type"),
 ]
 
 
-@pytest.mark.parametrize(("options", "words"), NO_OPTIONS)
-def test_options_that_cannot_be_are_refused(processor_class, options, words):
-    for call in (lambda: processor_class(**options), lambda: processor_class()(picture(), **options)):
-        with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(("image", "options", "words"), [*((picture(), *row) for row in NO_OPTIONS), *NO_IMAGES])
+def test_options_and_images_that_cannot_be_are_refused(processor_class, image, options, words):
+    for call in (lambda: processor_class(**options)(image), lambda: processor_class()(image, **options)):
+        with pytest.raises((TypeError, ValueError), match=words):
             call()
-
-
-@pytest.mark.parametrize(("image", "options", "words"), NO_IMAGES)
-def test_images_that_cannot_be_are_refused(processor_class, image, options, words):
-    with pytest.raises((TypeError, ValueError), match=words):
-        processor_class(size=32)(image, **options)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -40,7 +40,6 @@ class Image:
         return manhattan_retention(self.query, self.key, self.value, self.log_decay, self.mask, form, **options)
 
     def masked_product(self):
-        """Σ over all pairs of tokens, with the distance taken from their coordinates."""
         height, width = self.query.shape[2:4]
         y, x = (axis.flatten() for axis in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))
         distance = (y[:, None] - y).abs() + (x[:, None] - x).abs()  # (T, T)

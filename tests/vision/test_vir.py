@@ -54,7 +54,6 @@ def test_every_patch_sees_every_other_in_both_directions(recipe, tokens, seeing)
 
 @pytest.mark.parametrize("pooling", ["class_token", "last_patch", "mean", "mean_but_first"])
 def test_poolings(pooling):
-    """The mean is taken before the last norm, whose output the other two are."""
     model = small_vir("authors", pooling=pooling)
     with torch.no_grad():
         out = model.vir(images(), output_hidden_states=True)

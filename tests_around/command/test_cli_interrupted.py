@@ -6,15 +6,19 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command_answers import TEXT, done, refused, tree
+from command_answers import TEXT, done, make_source, refused, tree
 from foreign_folders import foreign, write_folder
-from linearized_source import make_source
+from small_models import small_model, word_tokenizer
 
+from retnet_hf.cli.errors import how_to_install
+from retnet_hf.cli.interrupts import leaving_order
+from retnet_hf.cli.training.run import Course, Supervisor
 from retnet_hf.conversion.replaced_folder import locked
 
 
@@ -27,7 +31,6 @@ FOREVER = "--steps 100000 --eval-every 4"
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch) -> Path:
-    """A working directory with a text, a foreign checkpoint and sizes of models."""
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text(TEXT, encoding="utf-8")
     Path("text.json").write_text(json.dumps(SIZES))
@@ -126,3 +129,103 @@ def test_a_folder_is_linearized_into_by_one_process(retnet_hf, workplace):
     with pytest.raises(KeyboardInterrupt), locked(Path("model")):
         raise KeyboardInterrupt
     assert not list(workplace.glob(".model*"))
+
+
+AS_INSTALLED = "sys.argv[0] = 'retnet-hf'; from retnet_hf.cli.__main__ import run"  # the script that pip installs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    small_model("fla").save_pretrained(folder)
+    tokenizer = word_tokenizer()
+    tokenizer.eos_token = "<s>"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+USAGE = {"train": 2, "train text.txt --unheard-of": 2, "train text.txt": 2, "generate ./nowhere prompt": 2, "unheard-of": 2}
+USAGE |= {"demo --text nowhere.txt": 2, "serve ./nowhere": 2, "serve . --engine ollama": 2, "convert ./checkpoint model": 2}
+USAGE |= {"inspect ./checkpoint": 2, "train text.txt --steps many": 2, "": 0, "--version": 0}
+USAGE |= {f"{command} --help": 0 for command in ("", "train", "generate", "demo", "serve", "convert", "inspect")}
+HEAVY = {"torch", "transformers", "numpy", "datasets", "tokenizers", "safetensors", "matplotlib", "PIL"}
+
+
+@pytest.mark.parametrize("arguments", USAGE)
+def test_help_and_usage_errors_import_no_library(arguments, tmp_path):
+    program = "import sys; sys.argv[0] = 'retnet-hf'; from retnet_hf.cli.main import main; code = main(sys.argv[1:]); "
+    program += "print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    command = [sys.executable, "-c", program, *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == USAGE[arguments], done.stderr
+    *said, modules = done.stderr.splitlines()
+    assert HEAVY.isdisjoint(modules.split())
+    assert len(said) == (done.returncode != 0)
+
+
+@pytest.mark.parametrize("package", ["typer", "rich.console", "datasets"])
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(package, tmp_path):
+    arguments = "train someone/something --output model" if package == "datasets" else "--help"
+    program = f"import sys; sys.modules[{package!r}] = None; {AS_INSTALLED}; run()"
+    command = [sys.executable, "-c", program, *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    sentence = f"{package.split('.')[0]} is not installed, but the command needs it: {how_to_install('cli')}"
+    assert (done.returncode, done.stderr) == (1, f"retnet-hf: {sentence}\n")
+
+
+@pytest.mark.parametrize("end", [">&-", "| true"])
+def test_an_answer_that_nobody_reads_is_no_traceback(end):
+    command = f'"{sys.executable}" -m retnet_hf.cli --help {end}'
+    done = subprocess.run(command, shell=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.6, 1.2, 2.0, None])
+def test_ctrl_c_is_one_line_at_any_moment(folder, seconds):
+    """While typer, torch and transformers are imported, which takes seconds, and while it writes (None)."""
+    program = f"import sys; {AS_INSTALLED}; print('begun', flush=True); run()"
+    command = [sys.executable, "-c", program, "generate", str(folder), "w3", "-n", "1000000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == b"begun\n"
+    if seconds is None:
+        assert process.stdout.read(8).startswith(b"w3")
+    else:
+        time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"retnet-hf: interrupted\n")
+
+
+def test_nothing_but_the_command_speaks_and_ctrl_c_after_its_last_word_is_no_traceback(folder):
+    """The text alone on stdout and one line of figures on stderr, whatever libraries say while they are imported.
+
+    Nor is there a traceback if Ctrl-C comes then, when Python shuts down: it ends in the signal itself, or is too late.
+    """
+    command = [sys.executable, "-m", "retnet_hf.cli", "generate", str(folder), "w3 w4", "-n", "5", "--seed", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    figures = process.stderr.readline()
+    time.sleep(0.03)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert out.startswith(b"w3 w4")
+    assert re.fullmatch(rb"5 tokens, [\d.,]+ tokens/s; the state takes [\d,]+ bytes, whatever the length\n", figures)
+    assert (process.returncode, err) in ((0, b""), (130, b"retnet-hf: interrupted\n"), (-signal.SIGINT, b""))
+
+
+@pytest.mark.parametrize("arguments", [["train", ""], ["generate", "", "w3"], ["inspect", ""]])
+def test_an_empty_name_is_not_the_current_folder(retnet_hf, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = retnet_hf(*arguments)
+    assert (answer.code, answer.err) == (2, "retnet-hf: the name of a file or model is empty: is a variable not set?\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_was_started_to_ignore_ctrl_c_ignores_it():
+    """As a shell starts what it runs in the background."""
+    number, before = signal.SIGINT, signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with leaving_order(), Supervisor(Course(steps=1)).listening():
+            assert signal.getsignal(number) is signal.SIG_IGN
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)

@@ -14,8 +14,18 @@ from unittest import mock
 import datasets
 import pytest
 import torch
-from command_answers import TEXT, at_step, done, press_ctrl_c, press_ctrl_c_twice, refused, same_weights, tree
-from linearized_source import SIZES, make_source
+from command_answers import (
+    SIZES,
+    TEXT,
+    at_step,
+    done,
+    make_source,
+    press_ctrl_c,
+    press_ctrl_c_twice,
+    refused,
+    same_weights,
+    tree,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, pipeline
 
 import retnet_hf.cli.linearizing.pipeline as pipeline_module

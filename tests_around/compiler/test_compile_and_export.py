@@ -38,7 +38,6 @@ def test_a_second_model_of_another_configuration_is_one_graph():
 
 @pytest.mark.parametrize("form", ["parallel", "chunkwise", "recurrent"])
 def test_compiled_forward_in_every_form(model, form):
-    """One graph with a mask and a gradient, and one that returns a state."""
     length = 5 if form == "recurrent" else 21  # the recurrence is unrolled, token by token
     ids, mask = left_padded([random_ids(1, length), random_ids(1, 4, seed=1)])
     expected = model(ids, attention_mask=mask, retention_form=form)

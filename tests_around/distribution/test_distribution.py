@@ -24,7 +24,6 @@ def run(*command: str, **options) -> str:
 
 @pytest.fixture(scope="module")
 def uploads(tmp_path_factory) -> list[Path]:
-    """The sdist and the wheel that is built from it, of the files that git tracks."""
     folder = tmp_path_factory.mktemp("checkout")
     kinds = ("*.py", "*.toml", "*.md", "*.typed", "*.html", "*.js", "*.txt", "LICENSE")
     for name in run("git", "ls-files", *kinds, cwd=ROOT).splitlines():

@@ -43,7 +43,7 @@ NOT_RUN = {  # the beginning of a line, as a pattern: why it is not run
     r"\S*python -m benchmarks": "measures a machine for minutes; test_benchmarks.py runs these",
     r"python3 -m http\.server ": "is a server that runs until Ctrl-C",
     r"hf ": "writes to the Hub",
-    r"transformers (serve|chat) ": "is a server, and a client of it; test_works_with_transformers_serve.py runs them",
+    r"transformers (serve|chat) ": "is a server, and a client of it; test_cli_serve.py runs them",
     r"torchrun \S+ \d train_\w+\.py": "test_context_parallel.py runs these lines",
     r"torchrun .* -m retnet_hf.cli ": "is several processes; test_cli_ranks.py runs them",
     r"\S*retnet-hf serve ": "is a server that runs until Ctrl-C; test_cli_serve.py runs it",
@@ -51,7 +51,7 @@ NOT_RUN = {  # the beginning of a line, as a pattern: why it is not run
     r"\S*retnet-hf train book": "trains a tokenizer and 10 M parameters for a minute; test_cli.py trains fewer",
     r"\S*retnet-hf linearize HuggingFaceTB/": "reads a source and a text from the Hub",
     r"\S*retnet-hf linearize ": "trains for minutes; test_cli_linearize.py runs these options",
-    r"python examples/train_image_classifier.py ": "trains for minutes; test_example_classifier.py trains less",
+    r"python examples/train_image_classifier.py ": "trains for minutes; test_vision_promises.py trains less",
 }
 
 PY_NOT_RUN = {  # a pattern in a block: why it is not run here

@@ -46,7 +46,6 @@ MODELS |= {
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_logits_are_those_of_pytorch_in_pieces_and_steps(kind, tmp_path):
-    """Over more tokens than a chunk."""
     dialect, fields = MODELS[kind]
     model, ids = small_model(dialect, **fields), random_ids(2, 200)
     own = loaded(model, tmp_path / "model")

@@ -55,7 +55,6 @@ def test_the_graph_computes_what_the_model_does(dialect):
 
 @pytest.mark.parametrize("dialect", ["grouped", "sinks", "ring"])
 def test_a_file_computes_what_the_model_does(dialect, tmp_path):
-    """Rotations of several kinds, windows with sinks, softmax attention over everything, and experts."""
     model, ids = small_model(dialect, **ONE_OF_EACH_KIND.get(dialect, {})), random_ids(2, 30)
     write_causal(CausalGraph(model), tmp_path / "model.onnx")
     runner = Runner(tmp_path / "model.onnx", threads=1)

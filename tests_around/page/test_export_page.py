@@ -111,7 +111,6 @@ class Page:
         return file.rename(self.downloads / "saved")
 
     def write(self, text: str, action: str = "write", pane: int = 0) -> None:
-        """Types a text and presses a button."""
         self.type(text, pane)
         self.press(action, pane)
 
@@ -134,7 +133,6 @@ def of_pieces() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module", params=["fla", "sinks"])
 def exported(request, tmp_path_factory):
-    """A model, its tokenizer, and the folder of their page."""
     dialect, folder = request.param, tmp_path_factory.mktemp("page") / "page"
     tokenizer = train_tokenizer([TEXT], 300) if dialect == "fla" else of_pieces()
     model = small_model(dialect, vocab_size=300, eos_token_id=0, **FIELDS[dialect])

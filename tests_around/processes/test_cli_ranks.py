@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 import torch
-from linearized_source import make_source
+from command_answers import make_source
 from safetensors.torch import load_file
 from torchrun import started, torchrun_launcher
 from transformers import TrainerControl, TrainerState

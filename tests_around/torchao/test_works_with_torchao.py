@@ -5,10 +5,9 @@ import copy
 
 import pytest
 import torch
-from family_folders import folder_of
-from plain_programs import decoded, same
+from foreign_folders import folder_of
+from plain_programs import BFLOAT16, check, decoded, linear_layers, same
 from small_models import close, greedy, left_padded, random_ids, small_model
-from token_products import BFLOAT16, check, linear_layers
 from torch import nn
 from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
@@ -27,7 +26,7 @@ from retnet_hf.cpu import number_of_programs, original
 from retnet_hf.cpu.products import product_of
 
 
-pytest_plugins = ("plain_programs", "family_folders")  # the fixtures `made` and `plain_minimax`
+pytest_plugins = ("plain_programs", "foreign_folders")  # the fixtures `made` and `plain_minimax`
 
 QUANTISATIONS = {
     "int8": (Int8WeightOnlyConfig(), 127),
@@ -46,7 +45,6 @@ def quantised(request, tmp_path):
 
 
 def rounded(model: RetNetForCausalLM, quantised: RetNetForCausalLM) -> RetNetForCausalLM:
-    """The model with its weights replaced by what the quantised ones stand for."""
     twin, layers = copy.deepcopy(model), dict(quantised.named_modules())
     for name, module in twin.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head":

@@ -71,7 +71,6 @@ class FeatureMapModelTests(VisionModelTests):
             super().test_hidden_states_output()
 
     def test_attention_outputs(self):
-        """Of each block, between all of its tokens."""
         with mock.patch.multiple(self.model_tester, seq_length=6 * 5, create=True):
             super().test_attention_outputs()
 

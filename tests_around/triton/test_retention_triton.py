@@ -128,7 +128,6 @@ CASES |= {"split": SPLIT, "packed": PACKED, "packed steps": PACKED_STEPS, "model
 
 @pytest.fixture(scope="module")
 def interpreted():
-    """The errors of all cases, in units of what they may be."""
     command = [sys.executable, "-m", "tests.support.triton_interpreter"]
     done = subprocess.run(command, input=json.dumps(CASES), capture_output=True, text=True, cwd=ROOT, timeout=280)
     assert done.returncode == 0, done.stderr

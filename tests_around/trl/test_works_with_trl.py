@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 
 
 def instructions() -> Dataset:
-    """A few words to be said again: a prompt, and its completion."""
     texts = [" ".join(f"w{token}" for token in random_ids(1, 2 + seed % 5, seed)[0].tolist()) for seed in range(24)]
     return Dataset.from_list([{"prompt": text + " w3 ", "completion": text} for text in texts])
 

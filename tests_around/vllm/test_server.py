@@ -28,7 +28,6 @@ def runs(member: psutil.Process) -> bool:
 
 @pytest.fixture
 def server(tmp_path):
-    """The address of a server of two ranks, and the model that it serves."""
     model = model_of("softmax attention in some layers")
     model.save_pretrained(tmp_path / "served")
     word_tokenizer().save_pretrained(tmp_path / "served")

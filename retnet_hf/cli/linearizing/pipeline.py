@@ -12,7 +12,7 @@ import shutil
 import statistics
 import textwrap
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ class StageRun(TrainingRun):
 
     least_between = 32  # saving a checkpoint of a pretrained model takes as long as several steps
 
+    name: str = field()
     place: str  # "stage 1 of 2"
     teacher: PreTrainedModel | None = None  # if the stage calls it; otherwise, distill uses a data set of stored outputs
     measured: Tensor | None = None  # blocks for comparing layers before and after alignment
@@ -265,10 +266,10 @@ class Linearization:
             minutes = left * times[stage] / sum(times.values())
         course = replace(course, steps=steps[stage], minutes=minutes, started=started, resume=folder.partial.exists())
         start = Start(folder, recipe, course, self.start.digest, data="the source or the text is")
-        given = {"start": start, "model": model, "training": blocks, "evaluation": held_out}
-        given |= {"name": stage, "place": f"stage {1 + number} of {len(steps)}", "rate_option": f"--{stage}-lr"}
-        given["measured"] = self.measured_blocks if stage == "align" else None
-        return StageRun(**given, teacher=self.teacher if asks_teacher else None)
+        named = {"name": stage, "place": f"stage {1 + number} of {len(steps)}", "rate_option": f"--{stage}-lr"}
+        compared = {"teacher": self.teacher if asks_teacher else None}
+        compared["measured"] = self.measured_blocks if stage == "align" else None
+        return StageRun(start=start, model=model, training=blocks, evaluation=held_out, **named, **compared)
 
     def _divergence(self, stage: str, before: Path | None, held_out: Tensor) -> float | None:
         """Returns the divergence of model and source in nats before stage 2, on blocks (N, T); None if not needed."""

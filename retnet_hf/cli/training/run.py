@@ -513,6 +513,6 @@ def prepare(sources: list[str], documents: list[Any], folder: TrainingFolder, re
     largest = max(int(each.max()) for each in (training if isinstance(training, Tensor) else [ids for ids, _ in training]))
     if largest >= model.config.vocab_size:
         raise InputError(f"the tokenizer has a token {largest}, and the model knows {model.config.vocab_size} tokens")
-    data = {"sources": sources, "tokenizer": tokenizer, "prompt": prompt, "prompt_ids": prompt_ids}
-    data |= {"training": training, "evaluation": evaluation}
-    return TextRun(start=start, model=model.float(), dtype=model.config.dtype or torch.float32, **data)
+    dtype, data = model.config.dtype or torch.float32, {"training": training, "evaluation": evaluation}
+    texts = {"sources": sources, "tokenizer": tokenizer, "prompt": prompt, "prompt_ids": prompt_ids}
+    return TextRun(start=start, model=model.float(), dtype=dtype, **data, **texts)
