@@ -6,8 +6,7 @@ import json
 
 import pytest
 import torch
-from changed_fields import CHANGES
-from small_models import DIALECTS, FAMILIES, random_ids, shake, small_config
+from small_models import CHANGES, DIALECTS, FAMILIES, random_ids, shake, small_config
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
 from retnet_hf.conversion import minimax, ring

@@ -14,10 +14,9 @@ from unittest import mock
 
 import pytest
 import torch
-from changed_fields import LATENT
 from peft import LoraConfig, get_peft_model
 from plain_programs import BFLOAT16, KINDS, PROMPT, check, decoded, linear_layers, read, same, state_after
-from small_models import DIALECTS, FAMILIES, close, random_ids, small_config, small_llama, small_model
+from small_models import DIALECTS, FAMILIES, LATENT, close, random_ids, small_config, small_llama, small_model
 from torch import nn
 from transformers.utils import logging
 

@@ -1,12 +1,15 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Rotation, norm and gate: PyTorch's values and gradients, with less kept for the backward pass."""
+"""Rotation, norm, gate and the loss of a language model: PyTorch's values and gradients, in less memory."""
 
 import pytest
 import torch
-from small_models import close
+from peft import LoraConfig, get_peft_model
+from small_models import LargestTensor, close, random_ids, rounding, small_model
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
+from transformers.loss.loss_utils import ForCausalLMLoss
 
+from retnet_hf import RetNetForMaskedLM
 from retnet_hf.ops import gradients
 from retnet_hf.ops.gradients import gated, plain_rms_norm, rms_norm, rotate, rotate_step, token_blocks
 
@@ -167,3 +170,175 @@ def test_gradients_of_single_sequences_by_torch_func():
     found = torch.func.vmap(torch.func.grad(loss), (None, 0))(weight.detach(), hidden_states)
     for rows, gradient in zip(hidden_states, found):
         close(gradient, torch.autograd.grad(loss(weight, rows), weight)[0], 1e-12)
+
+
+def operands(rows=37, size=8, vocab_size=23, dtype=torch.float64):
+    hidden_states = torch.randn(rows, size, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(vocab_size, size, dtype=torch.float64).to(dtype).requires_grad_()
+    labels = torch.randint(vocab_size, (rows,))
+    labels[::5] = -100
+    return hidden_states, weight, labels
+
+
+def plain(hidden_states, weight, labels):
+    logits = F.linear(hidden_states, weight)
+    return F.cross_entropy(logits, labels, reduction="sum"), logits
+
+
+def linear_cross_entropy(hidden_states, weight, labels, with_logits=False):
+    options = -100, with_logits, gradients.cross_entropy_and_gradient_, torch.is_grad_enabled()
+    return gradients.LinearCrossEntropy.apply(hidden_states, weight, labels, *options)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(gradients, "LOGITS_AT_A_TIME_ON_CPU", 5 * 23)
+
+
+@pytest.mark.parametrize("with_logits", [False, True])
+def test_loss_logits_and_gradients_are_those_of_cross_entropy(small_blocks, with_logits):
+    hidden_states, weight, labels = operands()
+    loss, logits = linear_cross_entropy(hidden_states, weight, labels, with_logits=with_logits)
+    expected, expected_logits = plain(hidden_states, weight, labels)
+    close(loss, expected, 1e-12)
+    assert (logits is None) == (not with_logits)
+    outputs = [3 * loss, 3 * expected]
+    if with_logits:
+        close(logits, expected_logits, 1e-12)
+        weights = torch.linspace(-1, 1, logits.numel(), dtype=torch.float64).view_as(logits)
+        outputs = [total + (weights * each).sum() for total, each in zip(outputs, (logits, expected_logits))]
+    for gradient, reference in zip(*(torch.autograd.grad(output, (hidden_states, weight)) for output in outputs)):
+        close(gradient, reference, 1e-12)
+
+
+def test_gradients_of_gradients(small_blocks):
+    hidden_states, weight, labels = operands(7, 3, 5)
+    loss = lambda *tensors: linear_cross_entropy(*tensors, labels % 5, with_logits=True)  # noqa: E731
+    assert torch.autograd.gradcheck(loss, (hidden_states, weight))
+    assert torch.autograd.gradgradcheck(loss, (hidden_states, weight))
+
+
+def test_a_frozen_weight_or_frozen_hidden_states_get_no_gradient(small_blocks):
+    hidden_states, weight, labels = operands()
+    expected = torch.autograd.grad(plain(hidden_states, weight, labels)[0], (hidden_states, weight))
+    loss, _ = linear_cross_entropy(hidden_states, weight.detach(), labels)
+    close(torch.autograd.grad(loss, hidden_states)[0], expected[0], 1e-12)
+    loss, _ = linear_cross_entropy(hidden_states.detach(), weight, labels)
+    close(torch.autograd.grad(loss, weight)[0], expected[1], 1e-12)
+    with torch.no_grad():
+        found = linear_cross_entropy(hidden_states, weight, labels, with_logits=True)
+        for actual, expected in zip(found, plain(hidden_states, weight, labels)):
+            assert not actual.requires_grad
+            close(actual, expected, 1e-12)
+
+
+def test_no_rows_have_gradients_of_zero():
+    hidden_states, weight, labels = operands(rows=0)
+    loss, logits = linear_cross_entropy(hidden_states, weight, labels, with_logits=True)
+    assert logits.shape == (0, 23)
+    found = torch.autograd.grad(loss, (hidden_states, weight))
+    assert loss.item() == 0
+    assert found[0].shape == (0, 8)
+    assert found[1].equal(torch.zeros_like(weight))
+
+
+@pytest.mark.parametrize("rows", [30, 400])  # in one block, and in several
+def test_a_wide_head_has_wide_gradients_under_autocast(small_blocks, monkeypatch, rows):
+    """As small as the gradients of float16 are, the sum over tokens is scaled in float32."""
+    monkeypatch.setattr(gradients, "LOGITS_AT_A_TIME_ON_CPU", 100 * 23)
+    hidden_states, weight, labels = operands(rows, dtype=torch.float32)
+    exact = torch.autograd.grad(plain(hidden_states, weight, labels)[0] * 1e-9, weight)[0]
+    with torch.autocast("cpu", torch.float16):
+        loss, _ = linear_cross_entropy(hidden_states, weight, labels)
+    found = torch.autograd.grad(loss * 1e-9, weight)[0]
+    assert found.dtype == torch.float32
+    assert ((found - exact).norm() / exact.norm()).item() < 0.01
+
+
+def test_a_label_beyond_the_vocabulary_is_an_error():
+    hidden_states, weight, labels = operands()
+    labels[3] = 23
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds|out of range"):
+        linear_cross_entropy(hidden_states, weight, labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_as_near_to_float64_as_cross_entropy_is(small_blocks, dtype):
+    hidden_states, weight, labels = operands(rows=400, size=32, dtype=dtype)
+    exact, usual, ours = (
+        torch.autograd.grad(loss / 1e4, (hidden_states, weight))
+        for loss in (
+            plain(hidden_states.double(), weight.double(), labels)[0],
+            F.cross_entropy(F.linear(hidden_states, weight).float(), labels, reduction="sum"),
+            linear_cross_entropy(hidden_states, weight, labels)[0],
+        )
+    )
+    for own, their, reference in zip(ours, usual, exact):
+        assert (own - reference).norm() <= 1.5 * (their - reference).norm()
+
+
+def test_logits_that_are_skipped_never_exist_at_once(small_blocks):
+    model, ids = small_model(vocab_size=512).train(), random_ids(2, 40)
+    with LargestTensor() as largest:
+        model(ids, labels=ids, skip_logits=True, use_cache=False).loss.backward()
+    assert largest.elements <= 512 * model.config.hidden_size < ids.numel() * 512  # the embedding's gradient
+
+
+def gradients_of(model, **kwargs):
+    outputs = model(use_cache=False, **kwargs)
+    return outputs, torch.autograd.grad(outputs.loss, list(model.parameters()))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("option", ["mean", "number", "tensor", "ignore_index", "shift_labels"])
+def test_the_model_gives_the_loss_and_gradients_of_transformers(tied, option):
+    """Which computes its loss in float32 of logits of any type."""
+    model, ids = small_model(tie_word_embeddings=tied).double(), random_ids(2, 30)
+    labels = ids.masked_fill(ids % 7 == 0, 3 if option == "ignore_index" else -100)
+    arguments = {
+        "mean": {},
+        "number": {"num_items_in_batch": 7},
+        "tensor": {"num_items_in_batch": torch.tensor(7)},
+        "ignore_index": {"ignore_index": 3},
+        "shift_labels": {"shift_labels": labels.roll(3, dims=1)},
+    }[option]
+    outputs, gradients = gradients_of(model, input_ids=ids, labels=labels, **arguments)
+    model.loss_function = lambda **kwargs: ForCausalLMLoss(**kwargs)
+    expected, expected_gradients = gradients_of(model, input_ids=ids, labels=labels, **arguments)
+    close(outputs.loss, expected.loss.double(), rounding())
+    close(outputs.logits, expected.logits, 1e-12)
+    for gradient, reference in zip(gradients, expected_gradients):
+        close(gradient, reference, rounding())
+
+
+def test_a_loss_function_of_the_user_is_the_one_that_counts():
+    model, ids = small_model(), random_ids(1, 9)
+    model.loss_function = lambda logits, labels, vocab_size, **kwargs: logits.sum() * 0 + 42.0
+    outputs = model(ids, labels=ids, skip_logits=True)
+    assert (outputs.loss, outputs.logits) == (42.0, None)
+
+
+def test_a_head_that_is_more_than_its_weight_is_called():
+    model, ids, calls = small_model().double(), random_ids(2, 12), []
+    handle = model.lm_head.register_forward_hook(lambda *args: calls.append(1))
+    hooked = model(ids, labels=ids).loss
+    handle.remove()
+    assert calls
+    close(hooked, model(ids, labels=ids).loss, 1e-12)
+
+    adapted = get_peft_model(model, LoraConfig(target_modules=["lm_head"], init_lora_weights=False))
+    outputs = adapted(input_ids=ids, labels=ids)
+    close(outputs.loss, F.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()), 1e-12)
+    outputs.loss.backward()
+    assert all(p.grad.abs().sum() > 0 for name, p in adapted.named_parameters() if "lora_" in name)
+
+
+def test_masked_language_models_too():
+    model, ids = small_model(model_class=RetNetForMaskedLM, bidirectional=True).double(), random_ids(2, 12)
+    labels = ids.masked_fill(ids % 3 > 0, -100)
+    outputs = model(ids, labels=labels)
+    close(outputs.loss, F.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten()), 1e-12)
+
+
+def test_no_labels_that_count_give_what_transformers_gives():
+    assert small_model()(random_ids(1, 5), labels=torch.full((1, 5), -100)).loss.isnan()

@@ -7,9 +7,8 @@ import math
 
 import pytest
 import torch
-from changed_fields import CHANGES, HYBRID
 from huggingface_hub.errors import StrictDataclassError
-from small_models import config_class_of
+from small_models import CHANGES, HYBRID, config_class_of
 from transformers import AutoConfig
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetModel

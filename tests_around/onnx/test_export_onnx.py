@@ -11,8 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from changed_fields import LATENT
-from small_models import COVERING, FAMILIES, ONE_OF_EACH_KIND, greedy, random_ids, small_model
+from small_models import COVERING, FAMILIES, LATENT, ONE_OF_EACH_KIND, greedy, random_ids, small_model
 from small_vision_models import VISION_FAMILIES
 from transformers import AutoConfig
 
