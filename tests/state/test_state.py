@@ -362,9 +362,9 @@ def test_rows_that_end_early_go_on_in_the_next_turn_as_without_a_state(dialect, 
     assert 0 < (mask == 0).sum(1).max() < 24  # a row has ended before another one
     turn = torch.cat([first.sequences, random_ids(1, 5, 2).expand(len(mask), -1)], dim=1)
     mask = torch.cat([mask, torch.ones_like(turn[:, :5])], dim=1)
-    with_state = model(turn[:, -6:], attention_mask=mask, cache=first.cache, use_cache=True).logits
+    with_state = model(turn[:, -6:], attention_mask=mask, cache=first.past_key_values, use_cache=True).logits
     close(with_state[:, -1], model(turn, attention_mask=mask, use_cache=False).logits[:, -1])
-    assert first.cache.layers[0].next_position.tolist() == mask.sum(1).tolist()
+    assert first.past_key_values.layers[0].next_position.tolist() == mask.sum(1).tolist()
 
 
 @settings(max_examples=40, deadline=None)
@@ -444,4 +444,4 @@ def test_criteria_that_name_no_end_leave_a_batch_as_it_is():
     criteria = StoppingCriteriaList([lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)])
     model, ids = small_model(), random_ids(2, 5)
     found = model.generate(ids, max_new_tokens=6, stopping_criteria=criteria, do_sample=False, return_dict_in_generate=True)
-    assert found.cache.layers[0].next_position.tolist() == [10, 10]
+    assert found.past_key_values.layers[0].next_position.tolist() == [10, 10]

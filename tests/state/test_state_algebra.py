@@ -312,7 +312,7 @@ BEGUN += [{"attention_mask": torch.tensor([[0] * 5 + [1] * 7, [0] * 10 + [1] * 2
 def test_changed_weights_are_noticed_however_a_state_was_begun(begun, tmp_path):
     model, path, inputs = small_model("grouped"), tmp_path / "state", dict(begun)
     with torch.autocast("cpu", torch.bfloat16, enabled=inputs.pop("autocast", False)):
-        state = model(random_ids(2, 12), use_cache=True, **inputs).cache
+        state = model(random_ids(2, 12), use_cache=True, **inputs).past_key_values
     state.save(path)
     assert RetNetState.load(path, model).get_seq_length() == 12
     shifted(model.parameters())
