@@ -14,6 +14,9 @@ def run() -> None:
     memory = int(sys.argv.pop(1))
     logging.disable(logging.WARNING)  # hides messages of libraries during their import
     import transformers
+    from fastapi.responses import JSONResponse
+    from jinja2 import TemplateError
+    from transformers.cli.serving import server
     from transformers.cli.transformers import main
 
     from retnet_hf import library
@@ -37,6 +40,11 @@ def run() -> None:
         print(f"retnet-hf: {said}", file=sys.stderr, flush=True)
         return output
 
+    async def refuse(request, error):
+        return JSONResponse({"detail": first_line(error)}, status_code=400)
+
+    refused = dict.fromkeys((ValueError, TypeError, LookupError, TemplateError), refuse)  # transformers answers 500
+    server.FastAPI = functools.partial(server.FastAPI, exception_handlers=refused)
     if memory:
         library.RetNetForCausalLM.generate = generate
     load = transformers.AutoTokenizer.from_pretrained

@@ -4,14 +4,27 @@
 import math
 from collections import Counter
 
+import torch
 from rich.table import Table
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 
 from .checkpoint import Checkpoint
 from .errors import CheckpointError, printable
 from .formats import FORMATS, OURS, format_of, plan_of, reason_of
+
+
+def require_fitting(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
+    """Raises CheckpointError if weights of a RetNet have other shapes than its configuration says."""
+    if not isinstance(config, RetNetConfig) or getattr(config, "quantization_config", None):
+        return
+    with torch.device("meta"):
+        expected = AutoModel.from_config(config).state_dict()
+    held = {name.removeprefix("model."): tensor.shape for name, tensor in checkpoint.tensors.items()}
+    if unfit := [name for name, shape in held.items() if name in expected and expected[name].shape != shape]:
+        many = f"{len(unfit)} have another shape"
+        raise CheckpointError(f"the weights in {checkpoint.path} do not fit its config.json: {many}")
 
 
 def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
@@ -35,6 +48,7 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
             config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
         except Exception as error:  # fields of a wrong type may lead to any error
             raise CheckpointError(f"the configuration of {checkpoint.path} cannot be used: {reason_of(error)}") from error
+        require_fitting(checkpoint, config)
     elif format_name is not None:
         try:
             plan = plan_of(checkpoint)

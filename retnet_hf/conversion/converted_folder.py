@@ -95,6 +95,7 @@ def write_foreign_folder(
             (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             model.generation_config.save_pretrained(partial)
             origin = f"Converted from `{source.name}` to the format {target} ({FORMATS[target].DESCRIPTION})"
+            origin += ", which loads it after `import fla`," if target == "fla" else ""
             _complete(partial, model, source, output, licence, origin)
     except ValueError as error:
         raise CheckpointError(first_line(error)) from error

@@ -43,12 +43,14 @@ def write_whole(file: Path, text: str) -> None:
 def locked(output: Path) -> Iterator[Path]:
     """Locks a folder for other processes within the block, and yields the locked file. Raises CheckpointError."""
     output = output.expanduser().resolve()
-    output.parent.mkdir(parents=True, exist_ok=True)
     file = output.with_name(f".{output.name}.lock")
     lock = FileLock(file)
     try:
+        output.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
-    except Timeout as error:
+    except OSError as error:
+        if not isinstance(error, Timeout) or not file.exists():
+            raise CheckpointError(f"nothing can be written to {output.parent}: {error.strerror or error}") from error
         advice = "wait until it has ended, or give another folder"
         raise CheckpointError(f"another process is working in {output}: {advice}") from error
     try:

@@ -316,6 +316,9 @@ def test_inspect_reads_our_own_folders_and_single_files(retnet_hf, source):
     assert "fla" in retnet_hf("inspect", "source/model.safetensors").out
     small_model(decay_schedule="none").save_pretrained("ours")  # whose heads forget nothing
     assert retnet_hf("inspect", "ours").out.count("never") == 8  # two columns of four heads
+    config = json.loads(Path("ours/config.json").read_text())
+    Path("ours/config.json").write_text(json.dumps(config | {"intermediate_size": 8}))
+    refused(retnet_hf("inspect", "ours"), "the weights in ours do not fit its config.json:")
 
 
 WRAPPERS = {

@@ -153,6 +153,8 @@ def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_named(retnet_hf, work
     tokenizer.save_pretrained("model")
     said = f"the tokenizer has a token {VOCAB_SIZE}, and the model knows {VOCAB_SIZE} tokens: copy the tokenizer that"
     refused(retnet_hf("generate", "model", "surplus", "--no-echo"), said)
+    Path("text.txt").write_text("w5 surplus")
+    refused(retnet_hf("evaluate", "model", "text.txt"), said)
     answer = done(retnet_hf("chat", "model", "-n", 2, stdin=b"surplus\nw5\n"))
     assert said in answer.err
     assert "2 tokens" in answer.err

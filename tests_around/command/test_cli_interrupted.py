@@ -129,6 +129,7 @@ def test_a_folder_is_linearized_into_by_one_process(retnet_hf, workplace):
     with pytest.raises(KeyboardInterrupt), locked(Path("model")):
         raise KeyboardInterrupt
     assert not list(workplace.glob(".model*"))
+    refused(retnet_hf("linearize", "llama", "book.txt", "--output", "book.txt/model"), "nothing can be written to")
 
 
 AS_INSTALLED = "sys.argv[0] = 'retnet-hf'; from retnet_hf.cli.__main__ import run"  # the script that pip installs

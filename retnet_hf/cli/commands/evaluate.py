@@ -49,7 +49,7 @@ def evaluate(
         from retnet_hf.training.streaming import score_stream
 
         from ..text.corpus import CHAT_TEMPLATE, document_end, ids_of, prefix, read_documents
-        from ..text.generation import load_model
+        from ..text.generation import load_model, require_known
 
     documents = read_documents(texts, field, split, subset)
     is_chat = not isinstance(documents[0], str)
@@ -65,19 +65,23 @@ def evaluate(
         network, tokenizer = load_model(name)
         if not isinstance(network, RetNetForCausalLM):
             raise InputError(f"{name} holds no causal RetNet, but a model of type {network.config.model_type}")
-        begin, likelihood, tokens = prefix(tokenizer) or [document_end(tokenizer)], 0.0, 0
+        begin = prefix(tokenizer) or [token for token in [document_end(tokenizer)] if token is not None]
+        likelihood, tokens = 0.0, 0
         with console.status(f"reading {size:,} bytes with {name}"):
             if is_chat:
                 tokenizer.chat_template = tokenizer.chat_template or CHAT_TEMPLATE
             for document in documents:
                 if is_chat:
                     ids, labels = (each[None].to(network.device) for each in chat_example(document, tokenizer))
+                    require_known(int(ids.max()), network)
                     count = int(labels[:, 1:].ge(0).sum())
                     with torch.no_grad():
                         likelihood -= count * float(network(ids, labels=labels, use_cache=False).loss)
                     tokens += count
                     continue
-                score = score_stream(network, [*begin, *ids_of(document, tokenizer)])
+                ids = [*begin, *ids_of(document, tokenizer)]
+                require_known(max(ids), network)
+                score = score_stream(network, ids)
                 likelihood, tokens = likelihood + score.log_likelihood, tokens + score.tokens
         per_token, per_byte = math.exp(-likelihood / max(tokens, 1)), math.exp(-likelihood / size)
         figures = {"tokens": tokens, "bytes": size, "perplexity": per_token, "perplexity_per_byte": per_byte}

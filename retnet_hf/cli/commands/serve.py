@@ -72,6 +72,8 @@ def serve(
         from transformers import AutoConfig
 
         from retnet_hf import RetNetConfig
+        from retnet_hf.conversion.checkpoint import Checkpoint
+        from retnet_hf.conversion.conversion_tables import require_fitting
 
         from ..text.corpus import load_tokenizer
 
@@ -79,7 +81,9 @@ def serve(
     if not isinstance(config, RetNetConfig) or config.bidirectional:
         hint = ": `retnet-hf convert` turns it into a RetNet" if config.model_type == "minimax" else ""
         raise InputError(f"{name} holds no causal RetNet, but a model of type {config.model_type}{hint}")
-    # fails with one line if the tokenizer is wrong; the servers would print a traceback
+    # fails with one line if weights or the tokenizer are wrong; the servers would print a traceback
+    if (folder := Path(name)).is_dir():
+        require_fitting(Checkpoint(folder), config)
     is_chat = "--trust-remote-code" in context.args or load_tokenizer(name).chat_template is not None
     if not is_chat:
         print("The model has no chat template: /v1/completions answers, /v1/chat/completions does not", file=sys.stderr)

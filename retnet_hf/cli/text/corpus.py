@@ -56,7 +56,7 @@ def read_documents(
     if not documents:
         raise InputError(f"there is no text in {', '.join(sources)}")
     if len({type(document) for document in documents}) > 1:
-        raise InputError(f"there are conversations and other texts in {', '.join(sources)}: train on one of both")
+        raise InputError(f"there are conversations and other texts in {', '.join(sources)}: give one of both")
     return documents
 
 
@@ -201,7 +201,7 @@ def _columns_of(names: Collection[str], field: str, chats: bool, place: str) -> 
     for columns in ([field], ["messages"], ["prompt", "completion"])[: 3 if chats else 1]:
         if all(name in names for name in columns):
             return columns
-    raise InputError(f'{place} has no field "{field}" (it has: {", ".join(names)}); name it with --field')
+    raise InputError(f'{place} has no field "{field}" (it has: {", ".join(names)}); --field names the field of all texts')
 
 
 def _document_of(row: Any, field: str, chats: bool, place: str) -> str | list[dict[str, str]] | None:
@@ -223,7 +223,9 @@ def _document_of(row: Any, field: str, chats: bool, place: str) -> str | list[di
             texts = [text for message in document for text in message.values()]
         except (TypeError, KeyError):
             texts = [None]
-        if not all(isinstance(text, str) for text in texts) or "assistant" not in texts:
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError(f"{place} has a message without a role and a content that are texts in {' and '.join(columns)}")
+        if "assistant" not in texts:
             raise InputError(f"{place} has no conversation with an answer of the assistant in {' and '.join(columns)}")
     try:
         "".join(texts).encode()

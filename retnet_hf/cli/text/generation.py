@@ -142,6 +142,13 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
     return ids
 
 
+def require_known(token: int, model: PreTrainedModel) -> None:
+    """Raises InputError if a token of the tokenizer is not in the vocabulary of the model."""
+    if token >= (known := model.config.get_text_config().vocab_size):
+        advice = "copy the tokenizer that the model was trained with into its folder"
+        raise InputError(f"the tokenizer has a token {token}, and the model knows {known} tokens: {advice}")
+
+
 def continue_text(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -158,9 +165,7 @@ def continue_text(
     ids = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else prompt
     if not ids:
         raise InputError("there is no text to continue: the chat template wrote nothing")
-    if max(ids) >= (known := model.config.get_text_config().vocab_size):
-        advice = "copy the tokenizer that the model was trained with into its folder"
-        raise InputError(f"the tokenizer has a token {max(ids)}, and the model knows {known} tokens: {advice}")
+    require_known(max(ids), model)
     writer = Writer(tokenizer, write)
     try:
         output = model.generate(

@@ -43,7 +43,7 @@ from ..errors import SAVED, InputError, Interrupted
 from ..interrupts import handling, leaving_order
 from ..named_inputs import load
 from ..text.corpus import CHAT_TEMPLATE, digest_of, document_end, hold_out, load_tokenizer, streams, train_tokenizer
-from ..text.generation import CUT, continue_text, encode_prompt, load_model, sampling, template_ids, templated
+from ..text.generation import CUT, continue_text, encode_prompt, load_model, require_known, sampling, template_ids, templated
 from .run_folder import RECORD, TrainingFolder, checkpoints_of, step_of
 
 
@@ -510,9 +510,8 @@ def prepare(sources: list[str], documents: list[Any], folder: TrainingFolder, re
         opening = " ".join(next((text.strip() for text in parts[1] if text.strip()), "")[:48].split())
         prompt = opening.rpartition(" ")[0] or opening
         prompt_ids = encode_prompt(tokenizer, prompt)
-    largest = max(int(each.max()) for each in (training if isinstance(training, Tensor) else [ids for ids, _ in training]))
-    if largest >= model.config.vocab_size:
-        raise InputError(f"the tokenizer has a token {largest}, and the model knows {model.config.vocab_size} tokens")
+    ids_of_all = training if isinstance(training, Tensor) else [ids for ids, _ in training]
+    require_known(max(int(ids.max()) for ids in ids_of_all), model)
     dtype, data = model.config.dtype or torch.float32, {"training": training, "evaluation": evaluation}
     texts = {"sources": sources, "tokenizer": tokenizer, "prompt": prompt, "prompt_ids": prompt_ids}
     return TextRun(start=start, model=model.float(), dtype=dtype, **data, **texts)
