@@ -13,15 +13,7 @@ from transformer_sources import SIZES, SOURCES, divergence, source_of
 from transformers import LlamaConfig, MixtralConfig, TrainingArguments
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, linearization
-from retnet_hf.linearization import (
-    StoredTeacher,
-    align,
-    measure_heads,
-    prepare_for_alignment,
-    softmax_config,
-    store_teacher,
-    transfer,
-)
+from retnet_hf.linearization import StoredTeacher, align, measure_heads, softmax_config, store_teacher, transfer
 from retnet_hf.linearization.distillation import DivergenceByRows, divergence_of_top
 from retnet_hf.linearization.transfer import decays_by_distance
 
@@ -347,7 +339,7 @@ def peak_of_a_step(layers: int) -> int:
     """The most bytes that are saved for backward passes at once in a step of alignment."""
     teacher = source_of("Llama 3", num_hidden_layers=layers)
     student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(2, 16)]))
-    parameters, Saved.peak = prepare_for_alignment(student), 0
+    parameters, Saved.peak = linearization.prepare_for_alignment(student), 0
     with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
         align(student, teacher, random_ids(4, 64), with_loss=lambda loss: loss.backward())
     assert all(parameter.grad.abs().sum() > 0 for parameter in parameters if parameter.ndim > 1)
@@ -368,7 +360,7 @@ def test_alignment_in_half_precision_has_the_gradients_of_a_backward_pass_outsid
     teacher = source_of("Llama 3")
     student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(2, 16)]))
     ids = random_ids(2, 150)  # several chunks
-    parameters = prepare_for_alignment(student)
+    parameters = linearization.prepare_for_alignment(student)
 
     def without_autocast(loss):
         with torch.autocast("cpu", enabled=False):

@@ -15,22 +15,11 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import retnet_hf
+from retnet_hf.ops import retention_forms as forms
 from retnet_hf.ops.kernels import TORCH
 from retnet_hf.ops.layout import layout_of
 from retnet_hf.ops.plan import Plan
-from retnet_hf.ops.retention_forms import (
-    bidirectional_retention,
-    chunkwise_retention,
-    decay_tables,
-    default_chunk_size,
-    recurrent_retention,
-    recurrent_step_,
-    retention,
-    retention_in_chunks,
-    retention_map,
-    step_decay,
-    token_ages,
-)
+from retnet_hf.ops.retention_forms import decay_tables, retention, token_ages
 
 
 operator = importlib.import_module("retnet_hf.ops.retention_forms")
@@ -179,10 +168,10 @@ def test_one_token_in_place(mask, reset, groups):
     case = Case(6, torch.float64, 1, groups=groups)
     case.mask, case.reset = mask, reset
     expected, expected_state = case.run("parallel")
-    decay = step_decay(case.log_decay, case.mask, case.reset)
+    decay = forms.step_decay(case.log_decay, case.mask, case.reset)
     with torch.no_grad():
         state = case.state.detach().clone()
-        output, _ = recurrent_step_(case.query, case.key, case.value, state, decay)
+        output, _ = forms.recurrent_step_(case.query, case.key, case.value, state, decay)
     assert_close(case.checked(output), case.checked(expected), torch.float64, "output")
     assert_close(state, expected_state, torch.float64, "state")
 
@@ -193,11 +182,11 @@ def test_one_token_in_place(mask, reset, groups):
 def test_maps_of_masks_and_documents_times_the_values_are_the_output(marked, groups, bidirectional):
     case = Case(8, torch.float64, 23, initial=False, mask=marked, reset=marked, heads=4, groups=groups)
     tables = decay_tables(case.log_decay, 23, bidirectional=bidirectional)
-    maps = retention_map(case.query, case.key, tables, token_ages(case.mask, case.reset))
+    maps = forms.retention_map(case.query, case.key, tables, token_ages(case.mask, case.reset))
     output = maps @ case.value.repeat_interleave(4 // groups, dim=1)
     operands, marks = (case.query, case.key, case.value, case.log_decay), {"mask": case.mask, "reset": case.reset}
     if bidirectional:
-        expected = bidirectional_retention(*operands, **marks, form="recurrent")
+        expected = forms.bidirectional_retention(*operands, **marks, form="recurrent")
     else:
         expected, _ = retention(*operands, **marks, form="recurrent")
     assert_close(case.checked(output), case.checked(expected), torch.float64, "output")
@@ -232,10 +221,10 @@ def test_no_product_is_computed_that_nobody_needs():
     case = Case(0, torch.float32, 32, initial=False, batch=1, sizes=(32, 32))
     for chunk_size in (None, 16):
         operands = (case.query, case.key, case.value, None, decay_tables(case.log_decay, 32, chunk_size))
-        of_output = [products(retention_in_chunks, *operands, with_final=wanted) for wanted in (True, False)]
+        of_output = [products(forms.retention_in_chunks, *operands, with_final=wanted) for wanted in (True, False)]
         assert of_output[0] - of_output[1] == 2 * 3 * (chunk_size or 32) * 32 * 32
     operands = (case.query, case.key, case.value, case.log_decay)
-    assert products(bidirectional_retention, *operands, form="parallel") == 2 * 3 * 32 * 32 * (32 + 32)
+    assert products(forms.bidirectional_retention, *operands, form="parallel") == 2 * 3 * 32 * 32 * (32 + 32)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -251,7 +240,7 @@ def test_half_precision_at_65536_tokens_is_finite_and_no_worse_than_attention(dt
     assert torch.isfinite(state).all()
 
     query, key, value = (torch.randn(1, 2, 4096, 16).to(dtype) for _ in range(3))
-    exact = chunkwise_retention(query.double(), key.double(), value.double(), log_decay.double())[0]
+    exact = forms.chunkwise_retention(query.double(), key.double(), value.double(), log_decay.double())[0]
     attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     exact_attention = F.scaled_dot_product_attention(query.double(), key.double(), value.double(), is_causal=True)
 
@@ -267,7 +256,7 @@ def test_half_precision_at_65536_tokens_is_finite_and_no_worse_than_attention(dt
 def test_a_float64_state_lasts(form):
     case = Case(10, torch.float32, 20)
     operands = case.query, case.key, case.value, case.log_decay, case.state.double() + 1e-12
-    found, expected = retention(*operands, form=form, chunk_size=8), recurrent_retention(*operands)
+    found, expected = retention(*operands, form=form, chunk_size=8), forms.recurrent_retention(*operands)
     assert found[0].dtype == found[1].dtype == torch.float64
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
@@ -279,11 +268,11 @@ def test_autocast_does_not_narrow_the_state(length, form):
     def found():
         state = case.state.detach().clone()
         if form == "recurrent":
-            return recurrent_retention(case.query, case.key, case.value, case.log_decay, state)
+            return forms.recurrent_retention(case.query, case.key, case.value, case.log_decay, state)
         if length > 1:
             return case.run("chunkwise", chunk_size=8)
         with torch.no_grad():
-            output, _ = recurrent_step_(case.query, case.key, case.value, state, step_decay(case.log_decay))
+            output, _ = forms.recurrent_step_(case.query, case.key, case.value, state, forms.step_decay(case.log_decay))
         return output, state
 
     expected = found()
@@ -327,7 +316,7 @@ def test_the_output_of_a_projection_that_was_cut_into_heads_lies_as_the_projecti
 
 def test_default_chunk_size_keeps_states_smaller_than_keys_and_values():
     for key_dim, value_dim in [(16, 16), (64, 128), (128, 128), (128, 256), (256, 512)]:
-        chunk_size = default_chunk_size(key_dim, value_dim)
+        chunk_size = forms.default_chunk_size(key_dim, value_dim)
         assert key_dim * value_dim <= chunk_size * (key_dim + value_dim)
 
 
@@ -356,7 +345,7 @@ def test_a_gradient_of_a_gradient_where_not_everything_asks_for_one(asking):
     operands.append(torch.randn(1, 2, 3, 3, dtype=torch.float64))
     log_decay, mask = torch.tensor([-0.1, -0.5], dtype=torch.float64), torch.tensor([[True] * 3 + [False] * 2 + [True] * 4])
     second = []
-    for function in (functools.partial(chunkwise_retention, chunk_size=4), recurrent_retention):
+    for function in (functools.partial(forms.chunkwise_retention, chunk_size=4), forms.recurrent_retention):
         leaves = [operand.clone().requires_grad_(place in asking) for place, operand in enumerate(operands)]
         output, state = function(*leaves[:3], log_decay, leaves[3], mask)
         asked = [leaves[place] for place in asking]

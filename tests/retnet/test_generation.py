@@ -5,24 +5,9 @@ import functools
 import logging
 
 import pytest
+import small_models
 import torch
-from small_models import (
-    COVERING,
-    DIALECTS,
-    FAMILIES,
-    PAD,
-    VOCAB_SIZE,
-    as_for_a_llama,
-    close,
-    detailed,
-    greedy,
-    left_padded,
-    memory,
-    of_every_model,
-    random_ids,
-    small_llama,
-    small_model,
-)
+from small_models import COVERING, PAD, close, detailed, greedy, left_padded, memory, random_ids, small_llama, small_model
 from transformers import DynamicCache, pipeline
 from transformers.generation import TextIteratorStreamer
 from transformers.generation.streamers import BaseStreamer
@@ -91,7 +76,11 @@ def test_small_models_use_their_context(model):
 
 @pytest.mark.parametrize(
     ("model", "mode"),
-    [(name, mode) for name in [*DIALECTS, *FAMILIES] for mode in (MODES if name in COVERING else ("greedy", "beams"))],
+    [
+        (name, mode)
+        for name in [*small_models.DIALECTS, *small_models.FAMILIES]
+        for mode in (MODES if name in COVERING else ("greedy", "beams"))
+    ],
     indirect=["model"],
 )
 def test_a_state_changes_no_token_and_no_score(model, mode):
@@ -111,7 +100,7 @@ def test_a_state_changes_no_token_and_no_score(model, mode):
         assert with_state.sequences.equal(generated(model, ids, **options).sequences)
 
 
-@of_every_model
+@small_models.of_every_model
 @pytest.mark.parametrize("options", ALIKE.values(), ids=ALIKE)
 def test_caches_and_chunks_of_prompts_change_nothing(model, options):
     padded, mask = left_padded([random_ids(1, 11), random_ids(1, 5, seed=1)])
@@ -143,7 +132,7 @@ def test_steps_see_one_token_and_prompts_compute_one_row_of_logits(fla_model, fo
     assert calls == [(9, 1)] + [(1, 1)] * 5 + [(9, 1)] + [(1, 1)] * 2
 
 
-@pytest.mark.parametrize("dialect", [name for name in DIALECTS if name not in ("hybrid", "sinks")])
+@pytest.mark.parametrize("dialect", [name for name in small_models.DIALECTS if name not in ("hybrid", "sinks")])
 def test_state_does_not_grow(dialect):
     model = small_model(dialect)
     short, long = (detailed(model, random_ids(2, 7), tokens).past_key_values for tokens in (5, 60))
@@ -190,7 +179,7 @@ def test_streamers(fla_model, tokenizer):
 def test_return_dict_in_generate(model):
     out = detailed(model, random_ids(2, 7), 9, output_logits=True, output_hidden_states=True)
     assert out.past_key_values.get_seq_length() == 7 + 9 - 1  # the last token was never read
-    assert [score.shape for score in out.scores] == [(2, VOCAB_SIZE)] * 9
+    assert [score.shape for score in out.scores] == [(2, small_models.VOCAB_SIZE)] * 9
     assert [len(step) for step in out.hidden_states] == [model.config.num_hidden_layers + 1] * 9
     assert [step[0].shape for step in out.hidden_states] == [(2, 7, 32)] + [(2, 1, 32)] * 8
     with torch.no_grad():
@@ -222,7 +211,7 @@ def test_assisted_decoding_changes_no_token(model, assistant, forwards):
         assert len(calls) > 20  # most drafts were rejected
 
 
-@of_every_model
+@small_models.of_every_model
 def test_prompt_lookup_decoding(model, forwards):
     ids = random_ids(1, 6).repeat(1, 5)
     expected, calls = greedy(model, ids, 40), forwards(model)
@@ -253,7 +242,7 @@ def test_cache_implementations(fla_model, implementation, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     transformers_logging.warning_once.cache_clear()  # other tests may have heard it already
     options, expected = {"cache_implementation": implementation}, greedy(fla_model, random_ids(2, 7), 20)
-    with as_for_a_llama(lambda llama: greedy(llama, random_ids(2, 7), 20, **options)):
+    with small_models.as_for_a_llama(lambda llama: greedy(llama, random_ids(2, 7), 20, **options)):
         assert greedy(fla_model, random_ids(2, 7), 20, **options).equal(expected)
     if implementation == "offloaded_static":
         assert "'offloaded_static' has no effect" in caplog.text

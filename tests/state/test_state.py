@@ -5,22 +5,11 @@ import copy
 import pickle
 
 import pytest
+import small_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import (
-    PAD,
-    close,
-    detailed,
-    greedy,
-    left_padded,
-    memory,
-    of_every_model,
-    random_ids,
-    same_state,
-    shake,
-    small_model,
-)
+from small_models import PAD, close, detailed, greedy, left_padded, memory, random_ids, same_state, small_model
 from transformers import DynamicCache, StaticCache, StoppingCriteriaList
 
 from retnet_hf import MultiScaleRetention, PrefixStates, RetNetConfig, RetNetForCausalLM, RetNetState
@@ -225,7 +214,7 @@ def test_the_record_of_the_past_costs_what_was_recorded(model):
     assert state.get_seq_length() == 18
 
 
-@of_every_model
+@small_models.of_every_model
 @pytest.mark.parametrize("removed", [0, 1, 3, 4, 11])
 def test_crop_is_as_if_never_read(model, removed):
     ids, following = random_ids(2, 20), random_ids(2, 3, seed=1)
@@ -426,7 +415,7 @@ def test_offsets_that_fit_no_row_are_refused_everywhere(name, has_state):
 @torch.no_grad()
 def test_float64_lasts(form):
     """In calls of one and of several tokens, padded and packed, and it is the precision of the state, not its name alone."""
-    model = shake(RetNetForCausalLM(RetNetConfig.from_preset("tiny", vocab_size=100, chunk_size=8))).eval()
+    model = small_models.shake(RetNetForCausalLM(RetNetConfig.from_preset("tiny", vocab_size=100, chunk_size=8))).eval()
     state = RetNetState.zeros(model.config, 2, dtype=torch.float64)
     expected, ids = RetNetState.zeros(model.config, 2, dtype=torch.float64), random_ids(2, 40)
     for tokens in ids.split([1, 30, 1, 8], dim=1):

@@ -17,14 +17,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from retnet_hf import (
-    CausalConv1d,
-    MultiScaleRetention,
-    RetNetHybridConfig,
-    RetNetHybridForCausalLM,
-    RetNetState,
-    StreamState,
-)
+from retnet_hf import CausalConv1d, MultiScaleRetention, RetNetHybridForCausalLM, RetNetState, StreamState
 
 
 D = 32
@@ -201,7 +194,9 @@ def test_weights_begin_again_as_those_of_a_model(initialization, norm):
         layer.reset_parameters()
     assert all((parameter != 7.0).all() for parameter in layer.parameters())
     sizes = {"num_hidden_layers": 2, "vocab_size": 50, "initialization": initialization}
-    retention, softmax = RetNetHybridForCausalLM(RetNetHybridConfig.from_preset("tiny", **sizes)).model.layers
+    retention, softmax = RetNetHybridForCausalLM(
+        RetNetHybridForCausalLM.config_class.from_preset("tiny", **sizes)
+    ).model.layers
     assert retention.retention.k_norm.weight.unique().tolist() == pytest.approx([norm])
     assert softmax.attention.k_norm.weight.unique().tolist() == [1.0]
 

@@ -19,13 +19,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    DataCollatorForLanguageModeling,
-    DataCollatorWithFlattening,
-    Trainer,
-)
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification, DataCollatorForLanguageModeling, Trainer
 
 import retnet_hf
 from retnet_hf import RetNetForCausalLM, RetNetState
@@ -201,7 +195,7 @@ def test_trainer_with_the_collators_of_transformers(tmp_path, tokenizer):
     first = (padded["attention_mask"].cumsum(-1) == 1) & (padded["attention_mask"] == 1)
     close(model(**(padded | {"labels": padded["labels"].masked_fill(first, -100)})).loss, expected, 1e-5)
     texts = [{"input_ids": Cycles(uneven=True)[index]["input_ids"]} for index in range(64)]
-    for collator in (DataCollatorForLanguageModeling(tokenizer, mlm=False), DataCollatorWithFlattening()):
+    for collator in (DataCollatorForLanguageModeling(tokenizer, mlm=False), transformers.DataCollatorWithFlattening()):
         run = trainer(tmp_path, data=texts, collator=collator)
         run.train()
         assert learned(run)

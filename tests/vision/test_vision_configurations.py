@@ -5,17 +5,10 @@ import copy
 import math
 
 import pytest
+import small_vision_models
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from small_vision_models import (
-    VISION_FAMILIES,
-    random_images,
-    small_metaformer,
-    small_metaformer_config,
-    small_rmt,
-    small_rmt_config,
-    small_vir_config,
-)
+from small_vision_models import small_metaformer, small_metaformer_config, small_rmt, small_rmt_config, small_vir_config
 from torch.utils._pytree import tree_map_only
 from transformers import AutoConfig, AutoModelForImageClassification, PoolFormerConfig, PoolFormerForImageClassification
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -204,9 +197,9 @@ def test_fields_that_do_not_fit_are_refused(config, fields, sentence):
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=VISION_FAMILIES)
+@pytest.fixture(params=small_vision_models.VISION_FAMILIES)
 def family(request):
-    return VISION_FAMILIES[request.param]
+    return small_vision_models.VISION_FAMILIES[request.param]
 
 
 @pytest.mark.parametrize("shape", [(4000, 2, 3), (4000, 2, 2, 3)])
@@ -257,7 +250,7 @@ def test_a_cast_of_the_inputs_of_blocks_leaves_decays_and_rotations_alone(family
     def cast(module, args, kwargs):
         return tree_map_only(torch.Tensor, narrow, (args, kwargs))
 
-    model, pixel_values = family.model().bfloat16(), random_images(dtype=torch.bfloat16)
+    model, pixel_values = family.model().bfloat16(), small_vision_models.random_images(dtype=torch.bfloat16)
     expected = model(pixel_values).logits
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
@@ -300,5 +293,5 @@ def test_other_numbers_of_stages(stages):
     metaformer = {"patch_sizes": [3] * stages, "strides": [2] * stages, "padding": [1] * stages}
     metaformer |= {"token_mixers": "manhattan", "model_class": MetaFormerBackbone}
     for backbone, size in ((small_rmt(RMTBackbone, **common, **rmt), 16), (small_metaformer(**common, **metaformer), 32)):
-        maps = backbone(random_images(1, 64, 64)).feature_maps
+        maps = backbone(small_vision_models.random_images(1, 64, 64)).feature_maps
         assert [features.shape[-1] for features in maps] == [size, *(size // 2**stage for stage in range(stages))]

@@ -25,14 +25,7 @@ from torch import Tensor
 from torch.export import Dim
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
-from transformers import (
-    AutoBackbone,
-    AutoConfig,
-    AutoModel,
-    UperNetConfig,
-    UperNetForSemanticSegmentation,
-    pipeline,
-)
+from transformers import AutoBackbone, AutoConfig, AutoModel, UperNetConfig, UperNetForSemanticSegmentation, pipeline
 from transformers import AutoModelForImageClassification as AutoClassifier
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING, AutoImageProcessor
 

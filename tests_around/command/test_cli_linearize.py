@@ -11,21 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import command_answers
 import datasets
 import pytest
 import torch
-from command_answers import (
-    SIZES,
-    TEXT,
-    at_step,
-    done,
-    make_source,
-    press_ctrl_c,
-    press_ctrl_c_twice,
-    refused,
-    same_weights,
-    tree,
-)
+from command_answers import SIZES, TEXT, at_step, done, make_source, press_ctrl_c, refused, same_weights, tree
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, pipeline
 
 import retnet_hf.cli.linearizing.pipeline as pipeline_module
@@ -131,7 +121,7 @@ def test_report_and_card_set_the_model_beside_its_source(linearized):
         assert report[name]["perplexity"]["32"] == pytest.approx(found, rel=1e-4)
 
 
-@pytest.mark.parametrize(("stage", "ctrl_c"), [("align", press_ctrl_c), ("distill", press_ctrl_c_twice)])
+@pytest.mark.parametrize(("stage", "ctrl_c"), [("align", press_ctrl_c), ("distill", command_answers.press_ctrl_c_twice)])
 def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, linearized, stage, ctrl_c):
     on_step_end, said = Supervisor.on_step_end, []
 
