@@ -150,8 +150,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, trai
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "set_num_threads", threads.append)
         answer = done(retnet_hf(*options, "--output", "model", "--resume"))
-    assert threads == [1]
-    assert re.findall(r"step +(\d+) of 12", answer.out) == ["8", "12"]
+    assert (threads, re.findall(r"step +(\d+) of 12", answer.out)) == ([1], ["8", "12"])
     assert f"continuing after step {checkpoint}\n" in answer.out
     same_weights(Path("model"), trained)
     assert not Path("model.partial").exists()
@@ -543,8 +542,7 @@ def test_the_learning_rate_falls_by_the_clock_but_rises_by_steps():
         Supervisor(course).on_step_end(None, state, control, optimizer=optimizer, lr_scheduler=scheduler)
         return optimizer.param_groups[0]["lr"]
 
-    assert rate(49, 5000) == pytest.approx(2.0 * 0.5)
-    assert rate(200, 5050) == pytest.approx(2.0 * 0.55, rel=1e-3)
+    assert (rate(49, 5000), rate(200, 5050)) == (pytest.approx(2.0 * 0.5), pytest.approx(2.0 * 0.55, rel=1e-3))
     assert rate(200, 9999) == pytest.approx(2.0 * 0.1, rel=1e-3)
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(2.0 * 0.02)  # of step 1: nothing of the clock is left

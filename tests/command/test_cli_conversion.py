@@ -244,8 +244,7 @@ def test_a_result_is_never_lost(retnet_hf, source):
     assert (answer.code, answer.err) == (130, "retnet-hf: interrupted\n")
     up = "model.layers.0.mlp.up_proj.weight"
     changed(source, up, weights(source)[up] * math.nan)
-    assert retnet_hf("convert", "source", "made", "--overwrite").code == 2
-    assert tree(Path("made")) == before
+    assert (retnet_hf("convert", "source", "made", "--overwrite").code, tree(Path("made"))) == (2, before)
     assert sorted(path.name for path in source.parent.iterdir()) == ["made", "source"]
     rewrite(source, to_fla(small_model(seed=1))[0])
     done(retnet_hf("convert", "source", "made", "--overwrite"))

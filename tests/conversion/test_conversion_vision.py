@@ -63,8 +63,7 @@ def test_a_released_size_needs_no_configuration(size):
 def test_the_token_classifier_that_reads_the_projection():
     """The training log of S* counts 1024 inputs, where the published code has 512."""
     plan = planned("rmt", released_rmt("S*"), rmt_weights, weight=(1000, 1024))
-    assert plan.config.token_classifier_input == "projection"
-    assert plan.empty_model().num_parameters() == 27_992_240
+    assert (plan.config.token_classifier_input, plan.empty_model().num_parameters()) == ("projection", 27_992_240)
 
     weights, arguments = to_rmt(small_rmt())
     wide = {"aux_head.weight": torch.randn(5, 20), "aux_head.bias": torch.randn(5)}

@@ -211,8 +211,7 @@ def test_a_state_continues_after_its_call(place):
     assert state.get_seq_length() == 26  # all but the last token of 27
     place.take()
     assert greedy(model, first.sequences, 20, past_key_values=state).equal(whole)
-    assert place.take() == (1, 19)
-    assert state.get_seq_length() == 46
+    assert (place.take(), state.get_seq_length()) == ((1, 19), 46)
     state.require_read(whole)  # the last token that was read is known, and is this text's
     last = whole[:, -2:-1].flip(0) + 1
     with pytest.raises(ValueError, match="must begin with the 46 tokens"):
@@ -453,8 +452,7 @@ def test_a_capture_that_fails(place, error, monkeypatch):
     assert found.sequences.equal(expected.sequences)
     for one, other in zip(found.past_key_values.layers, expected.past_key_values.layers):
         torch.testing.assert_close(one.recurrent_states, other.recurrent_states)
-    assert place.take() == (1, 0)
-    assert (place.device in cuda_graphs.GRAPHS) == (error is torch.OutOfMemoryError)
+    assert (place.take(), place.device in cuda_graphs.GRAPHS) == ((1, 0), error is torch.OutOfMemoryError)
 
 
 def test_a_call_that_fails_leaves_nothing(place):

@@ -189,8 +189,7 @@ def test_a_device_that_has_kernels_uses_them_by_default(device_has, expected, he
     assert again == {"chunkwise": 2, "rotate": 3, "step_": 1, "gated": 3, "normed_gate": 3, "cross_entropy_": 1}
     # of training and of a step, each to compile and twice to compare
     compared = {"chunkwise": 3, "rotate": 6, "step_": 3, "gated": 6, "normed_gate": 6, "cross_entropy_": 6}
-    assert checks - again == compared
-    assert heard == []
+    assert (checks - again, heard) == (compared, [])
 
 
 def of_result(change):
@@ -235,8 +234,7 @@ def test_a_kernel_that_is_wrong_or_does_not_compile_is_never_used_and_told_once(
     assert "in torch.float32 on cpu" in message
     checks = stand_ins.calls.copy()
     same(results_of(model), expected)
-    assert stand_ins.calls == checks
-    assert len(heard) == 1
+    assert (stand_ins.calls, len(heard)) == (checks, 1)
 
 
 def test_a_model_whose_kernels_are_wrong_stays_with_pytorch_when_others_are_right(device_has, heard):
@@ -309,8 +307,7 @@ def test_a_compiler_trusts_kernels_that_were_not_found_to_be_wrong(device_has, e
         torch.compiler.reset()
         before = stand_ins.calls["chunkwise"]
         same([torch.compile(model, backend="eager", fullgraph=True)(IDS, use_cache=False).logits], expected[:1])
-    assert stand_ins.calls["chunkwise"] == before
-    assert len(heard) == 1
+    assert (stand_ins.calls["chunkwise"], len(heard)) == (before, 1)
 
 
 def test_what_kernels_do_not_compute_is_left_to_pytorch(device_has):

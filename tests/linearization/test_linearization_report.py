@@ -115,8 +115,7 @@ def test_tokens_are_recalled_that_a_text_has_often():
 
 def test_layers_are_chosen_by_share():
     chosen = [spread_layers(8, 0.25), spread_layers(4, 0.01), spread_layers(6, 0.5), spread_layers(6, 1)]
-    assert chosen[:3] == [[3, 7], [3], [1, 3, 5]]
-    assert len(chosen[3]) == 5
+    assert (chosen[:3], len(chosen[3])) == ([[3, 7], [3], [1, 3, 5]], 5)
     assert costliest_layers({0: 0.3, 1: 0.1, 2: 0.9, 3: 0.2}, 0.5) == [0, 2]
     assert costliest_layers({0: 0.3, 1: 0.1}, 0.01) == [0]
 

@@ -381,8 +381,7 @@ def test_a_plan_moves_with_all_its_tensors_and_what_layers_share_stays_shared():
     assert moved.log_decays[0] is moved.log_decays[1]
     tensors = [moved.decays(moved.log_decays[1]).inner, moved.layout.ages.age, moved.layout.present]
     tensors += [*moved.rotate.query_angles, *moved.rotate.key_angles]
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert plan.layout.present.device.type == "cpu"
+    assert ({tensor.device.type for tensor in tensors}, plan.layout.present.device.type) == ({"meta"}, "cpu")
 
 
 def test_softmax_layers_keep_their_keys_in_the_dtype_of_the_model():

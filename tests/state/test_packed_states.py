@@ -229,8 +229,7 @@ def test_an_empty_state_beside_boundaries_is_that_of_the_row(sequences):
     model, prompts, later, logits = sequences
     state = RetNetState(model.config)
     close(read(model, prompts, state), [first for first, _ in logits])
-    assert state.layers[0].next_position.tolist() == LENGTHS[-1:]
-    assert state.get_seq_length() == sum(LENGTHS)
+    assert (state.layers[0].next_position.tolist(), state.get_seq_length()) == (LENGTHS[-1:], sum(LENGTHS))
 
 
 @pytest.mark.parametrize("sequences", ["grouped"], indirect=True)

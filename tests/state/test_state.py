@@ -146,8 +146,7 @@ def test_state_knows_its_length(model):
     assert state.get_seq_length() == 10
     assert nine == 9  # what was returned before does not change
     prefix_state(model, ids[:, :5], past_key_values=state, attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1] * 5]))
-    assert int(state.get_seq_length()) == 15
-    assert detailed(model, ids, 10).past_key_values.get_seq_length() == 18
+    assert (int(state.get_seq_length()), detailed(model, ids, 10).past_key_values.get_seq_length()) == (15, 18)
     assert len(state) == len(state.layers) == model.config.num_hidden_layers
 
 

@@ -392,8 +392,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr("retnet_hf.state.state_file.save_file", fail)
     with pytest.raises(OSError, match="No space left"):
         read(model, random_ids(1, 9)).past_key_values.save(path)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
+    assert (path.read_bytes(), [file.name for file in tmp_path.iterdir()]) == (before, ["state.safetensors"])
 
 
 def test_torch_export_of_the_decode_step_takes_and_returns_the_state():

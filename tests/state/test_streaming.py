@@ -48,8 +48,7 @@ def test_the_score_is_that_of_one_pass(segment_length):
         logits = model(tokens[None], retention_form="parallel").logits[0]
     expected = -F.cross_entropy(logits[:-1], tokens[1:], reduction="sum").item()
     score = score_stream(model, tokens, segment_length)
-    assert score.tokens == 299
-    assert score.log_likelihood == pytest.approx(expected, rel=1e-5)
+    assert (score.tokens, score.log_likelihood) == (299, pytest.approx(expected, rel=1e-5))
     assert score.perplexity == pytest.approx(math.exp(-expected / 299), rel=1e-5)
     assert int(score.state.get_seq_length()) == 300
 
@@ -147,8 +146,7 @@ def test_workers_share_the_batches():
     dataset = TokenStreams(torch.arange(60), batch_size=2, segment_length=5)
     loaders = [DataLoader(dataset, batch_size=2, num_workers=workers) for workers in (0, 2)]
     alone, shared = ([batch["input_ids"].tolist() for batch in loader] for loader in loaders)
-    assert shared == alone
-    assert len(alone) == 6
+    assert (shared, len(alone)) == (alone, 6)
 
 
 def test_rows_that_would_not_continue_each_other_are_refused_when_training_begins(tmp_path):

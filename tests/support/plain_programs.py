@@ -116,8 +116,7 @@ def check(layers: list[nn.Linear], rounding: float) -> None:
         bias = None if layer.bias is None else layer.bias.double()
         with torch.no_grad():
             output, expected = product_of(layer)(token), nn.functional.linear(token.double(), weight.double(), bias)
-        assert output.shape == expected.shape
-        assert output.dtype == token.dtype
+        assert (output.shape, output.dtype) == (expected.shape, token.dtype)
         assert (output - expected).norm() < rounding * expected.norm()
 
 

@@ -98,8 +98,7 @@ def test_trainer_learns_and_resumes(tmp_path, options):
     torch.manual_seed(99)  # another process would start from other weights
     second = trainer(tmp_path / "two", RetNetForCausalLM(whole.model.config), **saving)
     second.train(resume_from_checkpoint=True)
-    assert second.state.global_step == 20
-    assert losses(second) == losses(whole)
+    assert (second.state.global_step, losses(second)) == (20, losses(whole))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "two" / "checkpoint-20")
     assert loaded.config.retention_form == options.get("retention_form", "auto")
     assert (second.model.lm_head.weight is second.model.model.embed_tokens.weight) == half
@@ -168,8 +167,7 @@ def test_trainer_evaluates(tmp_path):
     data = [collate([text]) for text in Cycles(texts=12, uneven=True)]
     predicted = run.predict(run.eval_dataset)
     assert isinstance(predicted.predictions, numpy.ndarray)
-    assert predicted.predictions.shape == (12, 21, VOCAB_SIZE)
-    assert predicted.label_ids.shape == (12, 21)
+    assert (predicted.predictions.shape, predicted.label_ids.shape) == ((12, 21, VOCAB_SIZE), (12, 21))
     with torch.no_grad():
         for row, (batch, label) in enumerate(zip(data, predicted.label_ids)):
             length, own = batch["input_ids"].shape[1], run.model(batch["input_ids"]).logits[0]

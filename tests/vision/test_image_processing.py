@@ -57,8 +57,7 @@ def expected(image: Image.Image, size: tuple[int, int] = (32, 32), crop_pct: flo
 
 def pixels(processor, images, **kwargs) -> torch.Tensor:
     batch = processor(images, return_tensors="pt", **kwargs)
-    assert set(batch) == {"pixel_values"}
-    assert batch["pixel_values"].dtype == torch.float32
+    assert (set(batch), batch["pixel_values"].dtype) == ({"pixel_values"}, torch.float32)
     return batch["pixel_values"]
 
 

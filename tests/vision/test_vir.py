@@ -137,8 +137,7 @@ def test_blocks_read_pieces_in_evaluation(monkeypatch):
         return read[: len(read) // len(model.vir.layers)]
 
     model = small_vir(chunk_size=2)
-    assert lengths(model) == [6, 6, 1]
-    assert lengths(small_vir(chunk_size=5)) == [5, 5, 3]
+    assert (lengths(model), lengths(small_vir(chunk_size=5))) == ([6, 6, 1], [5, 5, 3])
     assert lengths(model, output_attentions=True) == lengths(model, retention_form="recurrent") == [13]
     assert lengths(model, grad=True) == lengths(model.train()) == lengths(small_vir("bidirectional", chunk_size=2)) == [13]
     model.eval().vir.layers[1].mlp_norm.register_forward_hook(lambda *call: None)  # which sees the image whole

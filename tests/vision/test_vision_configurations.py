@@ -96,8 +96,7 @@ def test_a_configuration_survives_saving(config, tmp_path):
     config.save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is type(config)
-    assert loaded.to_dict() | {"_name_or_path": ""} == config.to_dict()
-    assert loaded.out_indices == [2]
+    assert (loaded.to_dict() | {"_name_or_path": ""}, loaded.out_indices) == (config.to_dict(), [2])
 
 
 def test_fields_that_follow_from_others():
@@ -262,8 +261,7 @@ def test_each_family_has_these_branches_and_decays(family):
     modules = list(family.fresh(drop_path_rate=0.4, layer_scale_init_value=0.125).bfloat16().modules())
     branches = [module for module in modules if isinstance(module, ResidualBranch)]
     rates = [branch.drop_path_rate for branch in branches]
-    assert rates == sorted(rates)
-    assert (rates[0], rates[-1]) == (0, pytest.approx(0.4))
+    assert (rates, (rates[0], rates[-1])) == (sorted(rates), (0, pytest.approx(0.4)))
     assert {scale for branch in branches if branch.scale is not None for scale in branch.scale.tolist()} == {0.125}
     decays = [module for module in modules if isinstance(module, HeadDecay)]
     assert decays

@@ -185,8 +185,7 @@ def test_auto_image_processor_by_model(family, folder):
     assert type(processor) is family.processor_class
     assert processor(random_picture(), return_tensors="pt").pixel_values.shape == (1, 3, 32, 32)
     pil = AutoImageProcessor.from_pretrained(folder, backend="pil")
-    assert pil.backend == "pil"
-    assert type(pil).__name__.removesuffix("Pil") == family.processor_class.__name__
+    assert (pil.backend, type(pil).__name__.removesuffix("Pil")) == ("pil", family.processor_class.__name__)
 
 
 def scores_of(answer: list[dict]) -> dict[str, float]:
@@ -477,8 +476,7 @@ def test_every_family_learns_colours_into_a_folder_that_a_pipeline_loads(example
     assert all(f"| {colour} | 4 | " in card for colour in COLOURS)
     assert all(Path("made", f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("accuracy", "confusion"))
     classify = pipeline("image-classification", model="made", device="cpu")
-    assert classify.model.config.model_type == family
-    assert classify(colour_picture("green", 99))[0]["label"] == "green"
+    assert (classify.model.config.model_type, classify(colour_picture("green", 99))[0]["label"]) == (family, "green")
 
 
 def test_an_interrupted_run_that_is_resumed_ends_with_the_same_weights(example, pictures, monkeypatch):
@@ -522,12 +520,10 @@ def test_folders_idx_files_and_data_sets_are_read_with_a_fair_share_held_out(exa
         write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", pixels[:count])
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", np.arange(count) % 3)
     data = load(options(data=str(tmp_path)))
-    assert [len(data[split]) for split in ("train", "test")] == [12, 4]
-    assert data["train"]["label"][:4] == [0, 1, 2, 0]
+    assert ([len(data[split]) for split in ("train", "test")], data["train"]["label"][:4]) == ([12, 4], [0, 1, 2, 0])
     assert np.array_equal(np.asarray(data["test"][3]["image"]), np.repeat(pixels[3][..., None], 3, axis=2))
 
     rows = {"picture": [colour_picture(colour, 0) for colour in COLOURS] * 4, "colour": list(COLOURS) * 4}
     Dataset.from_dict(rows).cast_column("picture", Image()).to_parquet(tmp_path / "saved" / "train.parquet")
     data = load(options(data="saved", image_column="picture", label_column="colour", held_out=0.25))
-    assert data["train"].features["label"].names == list(COLOURS)
-    assert data["train"][0]["image"].mode == "RGB"
+    assert (data["train"].features["label"].names, data["train"][0]["image"].mode) == (list(COLOURS), "RGB")

@@ -179,8 +179,7 @@ def test_the_best_rate_of_state_tuning_is_chosen_by_the_texts_for_choosing():
 def test_mutants_are_changes_of_code_that_has_tests():
     """And remain Python: a mutant that does not compile would be counted as killed."""
     found = mutations.mutants(60)
-    assert found == mutations.mutants(60)
-    assert len(set(found)) == 60
+    assert (found, len(set(found))) == (mutations.mutants(60), 60)
     for file, place in found:
         source = (mutations.ROOT / file).read_text(encoding="utf-8")
         text, change = mutations.changed(source, place)
@@ -271,8 +270,7 @@ def test_a_rival_sees_what_is_before_a_token_and_nothing_after(model):
 
 def test_differences_are_of_pairs_and_within_two_errors_none():
     estimate = statistics.paired([1.0, 2.0, 3.3], [0.9, 1.8, 3.0])
-    assert estimate.mean == pytest.approx(0.2)
-    assert estimate.error == pytest.approx(0.1 / math.sqrt(3))
+    assert (estimate.mean, estimate.error) == (pytest.approx(0.2), pytest.approx(0.1 / math.sqrt(3)))
     assert estimate.verdict == "weak"  # 3.5 errors, and Student's t of two degrees of freedom asks for 4.3
     assert statistics.paired([1.0, 2.0], [1.1, 1.8]).verdict == "none"
     assert statistics.paired([1.0, 2.0, 3.0], [0.5, 1.5, 2.501]).verdict == "clear"

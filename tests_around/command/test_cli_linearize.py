@@ -227,8 +227,7 @@ def test_the_layers_that_the_model_needs_most_are_kept(retnet_hf, workplace):
     report, (model, source) = report_of(), both()
     kept = [layer for layer, kind in enumerate(model.config.layer_types) if kind == "full_attention"]
     costs = {int(layer): cost for layer, cost in report["layer_costs"].items()}
-    assert len(kept) == 2
-    assert kept == costliest_layers(costs, 0.5)
+    assert (len(kept), kept) == (2, costliest_layers(costs, 0.5))
     for layer in kept:
         assert model.model.layers[layer].attention.q_proj.weight.equal(source.model.layers[layer].self_attn.q_proj.weight)
     assert f"softmax attention stays in layers {kept[0]}, {kept[1]}" in answer.out
@@ -423,8 +422,7 @@ def test_no_more_is_read_than_is_needed(tmp_path):
     other = tmp_path / "other.txt"
     other.write_text(TEXT, encoding="utf-8")
     both, origins = read_enough([str(file), str(other)], tokenizer, 20 * each)  # in turns, the last one cut
-    assert both[0] == TEXT[:200]
-    assert origins == [str(file), str(other)]
+    assert (both[0], origins) == (TEXT[:200], [str(file), str(other)])
     assert TEXT.startswith(both[1])
     assert sum(len(tokenizer(document)["input_ids"]) for document in both) == pytest.approx(20 * each, rel=0.2)
 

@@ -112,12 +112,10 @@ def test_a_file_becomes_a_folder_that_computes_what_it_holds(source, file, monke
         close(transfer(model)(ids).logits, expected)
     assert "license: apache-2.0" in (folder / "README.md").read_text()
     turn, between = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-    assert end_of_turn(tokenizer) == turn
-    assert model.generation_config.eos_token_id == sorted({turn, between})
+    assert (end_of_turn(tokenizer), model.generation_config.eos_token_id) == (turn, sorted({turn, between}))
     assert document_end(tokenizer) == between
     monkeypatch.setattr("retnet_hf.linearization.gguf._unpack", None)  # the file is read once
-    assert unpacked(file) == folder
-    assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
+    assert (unpacked(file), [entry.name for entry in folder.parent.iterdir()]) == (folder, [folder.name])
 
 
 def test_a_package_names_the_file_inside_it(file, tmp_path, monkeypatch):

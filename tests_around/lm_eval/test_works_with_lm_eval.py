@@ -66,8 +66,7 @@ def test_choices_perplexity_and_batched_generation_are_those_of_the_model(model,
         expected = [log_likelihood(model, ids(row["text"]), ids(choice)) for choice in row["choices"]]
         assert [float(answer[0][0]) for answer in sample["resps"]] == pytest.approx(expected, abs=1e-3)
         right += expected.index(max(expected)) == row["label"]
-    assert len(samples["choice"]) == DOCUMENTS
-    assert results["choice"]["acc,none"] == pytest.approx(right / DOCUMENTS)
+    assert (len(samples["choice"]), results["choice"]["acc,none"]) == (DOCUMENTS, pytest.approx(right / DOCUMENTS))
     texts = [ids(row["text"]) for row in documents]
     total = sum(log_likelihood(model, [1], text) for text in texts)  # each document begins after <s>
     expected = math.exp(-total / sum(len(text) for text in texts))

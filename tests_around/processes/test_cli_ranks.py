@@ -91,8 +91,7 @@ def test_two_processes_train_what_one_does_and_stop_on_one_ctrl_c(workplace, cap
     run_alone(f"{TRAIN} -o one")
     same_weights("one", "two", 1e-3)  # what rounding grows to in so many steps of Adam
     expected = perplexities(capfd.readouterr().out)
-    assert len(expected) == 5
-    assert perplexities(before + said) == pytest.approx(expected, rel=1e-3)
+    assert (len(expected), perplexities(before + said)) == (5, pytest.approx(expected, rel=1e-3))
 
 
 def test_two_processes_linearize_as_one_does(workplace, monkeypatch):
@@ -119,8 +118,7 @@ def test_what_cannot_be_shared_out_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(ranks, "RANKS", 3)
     with pytest.raises(InputError, match="--batch-size must be a multiple of the number of processes, 3, got 8"):
         ranks.share_of(8)
-    assert ranks.share_of(9) == 3
-    assert main(["generate", "a-model", "hello"]) == 2
+    assert (ranks.share_of(9), main(["generate", "a-model", "hello"])) == (3, 2)
     assert "retnet-hf generate cannot run in 3 processes; only train and linearize can" in capsys.readouterr().err
     for fine in ("train", "linearize", "--version"):
         ranks.require_shared(fine)

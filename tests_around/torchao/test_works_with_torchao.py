@@ -122,8 +122,7 @@ def test_quantised_layers(made, tmp_path, config):
     assert len(made) == 2 * 5
     fast = compile_fast(model, tmp_path / "programs", prompts=True)  # has programs of steps alone
     same(decoded(fast), expected, 0.05)
-    assert number_of_programs(fast) == 2
-    assert made.of_prompts == []
+    assert (number_of_programs(fast), made.of_prompts) == (2, [])
 
 
 @pytest.mark.parametrize("family", ["hypenet", "transnormer", "minimax", "ring"])

@@ -58,8 +58,7 @@ def test_packed_instructions_do_not_leak(tmp_path, arguments):
     """Loss and every gradient are those of the padded batch of the same instructions, and so are the runs."""
     apart, packed = trainer(tmp_path), trainer(tmp_path, **arguments)
     batches = [dict(next(iter(one.get_train_dataloader()))) for one in (apart, packed)]
-    assert batches[0]["input_ids"].shape[0] == 24
-    assert batches[1]["input_ids"].shape[0] == 1
+    assert (batches[0]["input_ids"].shape[0], batches[1]["input_ids"].shape[0]) == (24, 1)
     assert (batches[0]["labels"] != -100).sum() == (batches[1]["labels"] != -100).sum() > 24
     for mine, expected in zip(gradients(packed.model, batches[1]), gradients(apart.model, batches[0])):
         close(mine, expected, rounding(batches[0]["labels"].numel()))
@@ -113,6 +112,5 @@ def test_trainers_make_their_reference_by_themselves(tmp_path, method, by_name, 
     )
     before = {name: weight.detach().clone() for name, weight in run.model.named_parameters()}
     run.train()
-    assert losses(run)[0] == pytest.approx(first_loss, abs=1e-5)
-    assert len(losses(run)) == 2
+    assert (losses(run)[0], len(losses(run))) == (pytest.approx(first_loss, abs=1e-5), 2)
     assert [name for name, weight in run.model.named_parameters() if weight.equal(before[name])] == []

@@ -38,8 +38,7 @@ def test_prompts_that_begin_alike_are_read_once(tmp_path):
     assert [output.num_cached_tokens for output in outputs][:4] == [96, 96, 96, 96]
     assert outputs[4].num_cached_tokens == 0
     new = [list(output.outputs[0].token_ids) for output in outputs]
-    assert new == expected(model, asked)
-    assert first == new[:1]
+    assert (new, first) == (expected(model, asked), new[:1])
 
 
 def test_prefixes_of_a_hybrid_are_read_once_without_being_asked_for(tmp_path):
