@@ -295,8 +295,7 @@ def test_what_needs_no_conversion_and_what_is_unknown_is_said(retnet_hf, source)
 
 def test_inspect_says_what_a_checkpoint_is(retnet_hf, source):
     rewrite(source, {name: value.bfloat16() for name, value in fused(weights(source)).items()})
-    text = " ".join(done(retnet_hf("inspect", "source")).out.split())
-    model = small_model()
+    text, model = " ".join(done(retnet_hf("inspect", "source")).out.split()), small_model()
     assert "fla: flash-linear-attention" in text
     assert f"parameters {model.num_parameters():,}" in text
     assert "dtype bfloat16" in text

@@ -340,8 +340,7 @@ def test_a_conversion_takes_the_memory_of_one_shard_and_of_one_tensor(tmp_path):
     config |= {"hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, "vocab_size": 64, "moe_intermediate_size": 256}
     config |= {"num_experts": 32, "num_hidden_layers": 8, "n_group": 4, "intermediate_size": 256}
     planned = FORMATS["ring"].plan({}, config)
-    shapes = shapes_of(planned.reverse(planned.empty_model().to("meta")))
-    folder, homes = tmp_path / "source", {}
+    shapes, folder, homes = shapes_of(planned.reverse(planned.empty_model().to("meta"))), tmp_path / "source", {}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     for layer in range(8):

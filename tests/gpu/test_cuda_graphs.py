@@ -174,8 +174,7 @@ USES = {
 
 @pytest.mark.parametrize("use", [*USES, "inference mode", "embeddings", "finished rows"])
 def test_uses(place, use):
-    model, options = place.model(), {"do_sample": False} | USES.get(use, {})
-    inputs = {"input_ids": place.ids()}
+    model, options, inputs = place.model(), {"do_sample": False} | USES.get(use, {}), {"input_ids": place.ids()}
     if use == "embeddings":
         inputs = {"inputs_embeds": model.get_input_embeddings()(place.ids()).detach()}
     elif use == "finished rows":
@@ -285,8 +284,7 @@ def test_a_changed_model(place, change):
 
 
 def test_adapters(place):
-    peft = pytest.importorskip("peft")
-    model, ids = place.model(), place.ids()
+    peft, model, ids = pytest.importorskip("peft"), place.model(), place.ids()
     plain = without(lambda: greedy(model, ids, 20))
     adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)).eval()
     expected = place.check(lambda: adapted.generate(input_ids=ids, max_new_tokens=20, do_sample=False), (1, 18))

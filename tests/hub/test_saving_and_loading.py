@@ -60,8 +60,7 @@ def test_save_load_roundtrip(model, folder):
     assert type(model.config)(**model.config.to_dict()).to_dict() | {"_name_or_path": ""} == config
     saved = load_file(folder / "model.safetensors")
     assert saved.keys() == model.state_dict().keys()  # no buffer that is computed from the configuration
-    ids = random_ids(2, 7)
-    on_devices = AutoModelForCausalLM.from_pretrained(folder, device_map="auto")
+    ids, on_devices = random_ids(2, 7), AutoModelForCausalLM.from_pretrained(folder, device_map="auto")
     assert greedy(on_devices, ids.to(on_devices.device)).cpu().equal(greedy(model, ids))
 
 

@@ -42,8 +42,7 @@ def test_with_all_layers_kept_the_model_is_the_same(name, tied):
 def test_layers_that_are_kept_compute_what_they_did():
     """The first layer's attention alone is replaced: with its output put in, the rest is the source."""
     source = source_of("Qwen2")
-    model, ids = transfer(source, kept=[1]), random_ids(2, 20)
-    right = []
+    model, ids, right = transfer(source, kept=[1]), random_ids(2, 20), []
     handle = source.model.layers[0].self_attn.register_forward_hook(lambda _, __, output: right.append(output[0]))
     expected = source(ids).logits
     handle.remove()
@@ -80,8 +79,7 @@ def test_windows_and_sinks_alone_take_the_place_of_attention():
 
 
 def test_heads_are_measured_by_definition():
-    source = source_of("Qwen2")
-    blocks, inputs = [random_ids(2, 12), random_ids(2, 12, seed=1)], []
+    source, blocks, inputs = source_of("Qwen2"), [random_ids(2, 12), random_ids(2, 12, seed=1)], []
     measures = measure_heads(source.train(), blocks)
     assert source.config._attn_implementation == "sdpa"
     assert source.training
@@ -124,8 +122,7 @@ def test_head_outputs_keep_their_size():
     """A neutral gate, and a projection multiplied by what the norm takes away."""
     source = source_of("Llama 3")
     measures = measure_heads(source, [random_ids(4, 40)])
-    model, ids = transfer(source, kept=[], measures=measures), random_ids(4, 40)
-    outputs = []
+    model, ids, outputs = transfer(source, kept=[], measures=measures), random_ids(4, 40), []
     for layer in model.model.layers:
         layer.retention.o_proj.register_forward_pre_hook(lambda _, arguments: outputs.append(arguments[0]))
     model(ids)
@@ -199,8 +196,7 @@ def test_what_cannot_be_linearized_is_refused_in_a_sentence(sentence, tmp_path, 
 
 def test_losses_of_alignment_by_definition():
     teacher = source_of("Llama 3")
-    student = transfer(teacher, kept=[])
-    ids, mask = random_ids(2, 20), torch.ones(2, 20, dtype=torch.int64)
+    student, ids, mask = transfer(teacher, kept=[]), random_ids(2, 20), torch.ones(2, 20, dtype=torch.int64)
     mask[0, 14:] = 0
     seen = []
     for layer in teacher.model.layers:

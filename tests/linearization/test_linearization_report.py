@@ -17,8 +17,7 @@ from retnet_hf.linearization.measures import losses_of, perplexity, repeats, sco
 
 def test_scores_are_mean_losses():
     """Of all tokens, and of pairs of tokens that a block had before or had not."""
-    stream = torch.randint(5, (96,), generator=torch.Generator().manual_seed(0))
-    table = torch.randn(5, 5)
+    stream, table = torch.randint(5, (96,), generator=torch.Generator().manual_seed(0)), torch.randn(5, 5)
     scores = score(lambda ids: token_losses(table[ids], ids), stream, length=32)
     losses, marks = torch.empty(3, 31), torch.empty(3, 31, dtype=torch.bool)
     for block, row in enumerate(stream.view(3, 32).tolist()):

@@ -282,8 +282,7 @@ def test_autocast_does_not_narrow_the_state(length, form):
 
 
 def test_the_chunkwise_form_keeps_nothing_but_its_operands_for_the_backward_pass():
-    case = Case(0, torch.float32, 50, mask=True)
-    kept = []
+    case, kept = Case(0, torch.float32, 50, mask=True), []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         case.run("chunkwise", chunk_size=8)
     operands = {tensor.data_ptr() for tensor in (case.query, case.key, case.value, case.state)}
@@ -308,8 +307,7 @@ def test_torch_func_finds_mixed_second_derivatives_and_takes_batches():
 
 
 def test_the_output_of_a_projection_that_was_cut_into_heads_lies_as_the_projection_does():
-    value = torch.randn(2, 20, 3 * 6)
-    case = Case(0, torch.float32, 20)
+    value, case = torch.randn(2, 20, 3 * 6), Case(0, torch.float32, 20)
     output, _ = retention(case.query, case.key, value.view(2, 20, 3, 6).transpose(1, 2), case.log_decay, form="chunkwise")
     assert output.transpose(1, 2).is_contiguous()
 

@@ -18,8 +18,7 @@ from retnet_hf.ops.plan import Plan
 
 def masked_product(query, key, value, log_decay, mask, reset):
     """(Q Kᵀ ⊙ γ^|n-m|) V, with absent tokens left out of the count."""
-    count = mask.cumsum(-1).to(query.dtype)
-    document = reset.cumsum(-1)
+    count, document = mask.cumsum(-1).to(query.dtype), reset.cumsum(-1)
     distance = (count[:, :, None] - count[:, None, :]).abs()[:, None]  # (B, 1, T, T)
     decay = torch.exp(log_decay.view(-1, 1, 1) * distance)
     seen = (document[:, :, None] == document[:, None, :]) & mask[:, None, :]

@@ -124,8 +124,7 @@ def test_projections_are_plain_linear_layers(model):
 
 def test_layers_may_differ_in_decays_and_feature_maps():
     decays, maps = [[0.6, 0.8, 0.9, 0.99], [0.97, 0.3, 1.0, 0.85]], [None, "silu"]
-    both = small_model("grouped", RetNetModel, decay_schedule=decays, feature_map=maps)
-    alone = []
+    both, alone = small_model("grouped", RetNetModel, decay_schedule=decays, feature_map=maps), []
     for index in range(2):
         one = small_model("grouped", RetNetModel, decay_schedule=decays[index], feature_map=maps[index])
         one.load_state_dict(both.state_dict())

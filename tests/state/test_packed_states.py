@@ -182,8 +182,7 @@ def test_a_document_that_begins_before_a_slot_was_left_starts_anew(sequences):
 
 def test_training_through_packed_documents_with_states_has_the_gradients_of_each_alone(sequences):
     model, prompts, _, _ = sequences
-    packed = {"cu_seq_lens_q": torch.tensor(offsets(LENGTHS)), "past_key_values": empty(model)}
-    gradients = []
+    packed, gradients = {"cu_seq_lens_q": torch.tensor(offsets(LENGTHS)), "past_key_values": empty(model)}, []
     for calls in ([(torch.cat(prompts, dim=1), packed)], [(prompt, {}) for prompt in prompts]):
         outputs = [model(ids, use_cache=True, **options) for ids, options in calls]
         found = [out.logits for out in outputs]
@@ -235,8 +234,7 @@ def test_an_empty_state_beside_boundaries_is_that_of_the_row(sequences):
 @pytest.mark.parametrize("sequences", ["grouped"], indirect=True)
 def test_compiled_with_documents_that_come_and_go(sequences):
     model, prompts, later, logits = sequences
-    slots = empty(model, 4)
-    compiled = torch.compile(model, backend="eager")
+    slots, compiled = empty(model, 4), torch.compile(model, backend="eager")
     close(read(compiled, prompts, slots, state_rows=[2, 0, 1, 3]), [first for first, _ in logits])
     close(read(compiled, [later[0], later[3]], slots, state_rows=[2, 3]), [logits[0][1], logits[3][1]])
 

@@ -287,8 +287,7 @@ def test_other_ends_of_a_text_share_its_beginning(model):
     for changed, known in ((49, 49), (40, 32), (32, 32), (31, 16), (3, 0)):
         other = text.clone()
         other[0, changed] = (other[0, changed] + 1) % 60 + 3
-        before = states.reused
-        options = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
+        before, options = states.reused, {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
         assert states.generate(other, **options).sequences.equal(greedy(model, other, 5))
         assert states.reused - before == known
 

@@ -492,7 +492,6 @@ def test_a_state_is_saved_through_a_link_and_never_in_the_place_of_something_els
 @pytest.mark.parametrize("schedule", ["geometric", "log_linear", "alibi"])
 def test_the_last_bit_of_a_decay_is_not_in_the_fingerprint(schedule, monkeypatch):
     """Libraries of mathematics differ in it."""
-    before = small_config(decay_schedule=schedule).state_fingerprint
-    exact = RetNetConfig.decays
+    before, exact = small_config(decay_schedule=schedule).state_fingerprint, RetNetConfig.decays
     monkeypatch.setattr(RetNetConfig, "decays", lambda *args: [math.nextafter(decay, 0) for decay in exact(*args)])
     assert small_config(decay_schedule=schedule).state_fingerprint == before

@@ -42,8 +42,7 @@ def test_a_long_piece_is_walked_not_copied():
 
 @pytest.mark.parametrize("segment_length", [1, 7, 64, 1000])
 def test_the_score_is_that_of_one_pass(segment_length):
-    model = small_model()
-    tokens = torch.randint(0, 40, (300,))
+    model, tokens = small_model(), torch.randint(0, 40, (300,))
     with torch.no_grad():
         logits = model(tokens[None], retention_form="parallel").logits[0]
     expected = -F.cross_entropy(logits[:-1], tokens[1:], reduction="sum").item()
@@ -135,8 +134,7 @@ def test_training_carries_the_state_from_step_to_step(tmp_path):
 def test_gradient_checkpointing_carries_the_same_state(use_reentrant, tmp_path):
     tokens, weights = torch.randint(0, 40, (2 * 48,)), []
     for checkpointing in (False, True):
-        model = small_model()
-        options = {"gradient_checkpointing_kwargs": {"use_reentrant": use_reentrant}}
+        model, options = small_model(), {"gradient_checkpointing_kwargs": {"use_reentrant": use_reentrant}}
         trainer(model, tmp_path, [CarryState()], tokens, gradient_checkpointing=checkpointing, **options).train()
         weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     assert torch.allclose(*weights, atol=1e-6)

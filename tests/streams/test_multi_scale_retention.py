@@ -261,8 +261,7 @@ def test_sessions_join_leave_pause_and_begin_anew(model):
     two, one = StreamState(model), StreamState(model)
     model(first[:, :3], two)
     model(second[:, :2], one)
-    three = StreamState.concatenate([two, one])
-    pauses = torch.tensor([[True], [False], [True]])
+    three, pauses = StreamState.concatenate([two, one]), torch.tensor([[True], [False], [True]])
     output = model(torch.stack([first[0, 3:4], first[1, :1], second[0, 2:3]]), three, pauses)
     same(output[0], model(first[:1])[0, 3:4])
     same(output[2], model(second)[0, 2:3])
@@ -288,8 +287,7 @@ def test_a_state_of_many_tokens_is_no_larger_than_one_of_few(model):
 
 
 def test_gradients_flow_through_a_state(model):
-    whole = frames(1, 8).requires_grad_()
-    state = StreamState(model)
+    whole, state = frames(1, 8).requires_grad_(), StreamState(model)
     output = torch.cat([model(piece, state) for piece in whole.split(3, dim=1)], dim=1)
     weight = torch.randn_like(output)
     same(torch.autograd.grad(output, whole, weight)[0], torch.autograd.grad(model(whole), whole, weight)[0])

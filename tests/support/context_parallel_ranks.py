@@ -143,8 +143,7 @@ for narrow in (False, True):
     multiplied = multiply_bfloat16() if narrow else []
     rounded, truth = small_model("fla", chunk_size=8).bfloat16(), small_model("fla", chunk_size=8).double()
     truth.load_state_dict(rounded.state_dict())
-    whole = {"input_ids": random_ids(2, LENGTH, seed=5), "labels": random_ids(2, LENGTH, seed=5)}
-    found = []
+    whole, found = {"input_ids": random_ids(2, LENGTH, seed=5), "labels": random_ids(2, LENGTH, seed=5)}, []
     for network, group in ((truth, None), (rounded, None), (rounded, WORLD)):
         context_parallel(network, group)
         cut = whole if group is None else shard_sequence(whole, WORLD)

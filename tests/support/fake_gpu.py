@@ -197,8 +197,7 @@ COUNTED = Waits()
 
 
 if __name__ == "__main__":
-    held = register()
-    found = {}
+    held, found = register(), {}
     for name, case in CASES.items():
         COUNTED.counts.clear()
         COUNTED.truth = False

@@ -242,8 +242,7 @@ def on_four():
 
     # two groups share the rows, two ranks of each group share their tokens, and all four the weights
     whole = LANGUAGE_MODELS["fla"]
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
-    everyone = init_device_mesh("cpu", (4,))
+    mesh, everyone = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp")), init_device_mesh("cpu", (4,))
     for order in ("contiguous", "head_to_tail"):
         model = sharded("fla", everyone)
         context_parallel(model, mesh["cp"], order)

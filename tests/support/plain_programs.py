@@ -34,8 +34,7 @@ class Runs(list):
 @pytest.fixture
 def made(request, monkeypatch) -> Runs:
     """Programs that would have been compiled run as they are: the first of both modules to choose from, or the last."""
-    chosen = getattr(request, "param", 0)
-    kept, runs = {}, Runs()
+    chosen, kept, runs = getattr(request, "param", 0), {}, Runs()
 
     def make(path, steps, inputs):
         path.parent.mkdir(parents=True, exist_ok=True)

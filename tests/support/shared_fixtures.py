@@ -90,8 +90,7 @@ def heard_again():
 def newest_names():
     """Nothing uses a name of states that transformers 5.24 warns of; what was heard before is heard again."""
     transformers.logging.warning_once.cache_clear()
-    logger, heard = logging.getLogger("transformers"), []
-    handler = logging.NullHandler()
+    logger, heard, handler = logging.getLogger("transformers"), [], logging.NullHandler()
     handler.handle = lambda record: heard.append(record.getMessage())
     logger.addHandler(handler)
     yield

@@ -48,8 +48,7 @@ class Image:
     def gradients(self, output):
         """Of a scalar that weighs every number differently; outputs at absent tokens have no meaning and no weight."""
         weight = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
-        loss = (weight * self.visible(output)).sum()
-        leaves = [self.query, self.key, self.value]
+        loss, leaves = (weight * self.visible(output)).sum(), [self.query, self.key, self.value]
         leaves += [self.log_decay] if self.log_decay.requires_grad else []
         return torch.autograd.grad(loss, leaves)
 

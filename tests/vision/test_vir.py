@@ -56,8 +56,7 @@ def test_every_patch_sees_every_other_in_both_directions(recipe, tokens, seeing)
 def test_poolings(pooling):
     model = small_vir("authors", pooling=pooling)
     with torch.no_grad():
-        out = model.vir(images(), output_hidden_states=True)
-        logits = model(images()).logits
+        out, logits = model.vir(images(), output_hidden_states=True), model(images()).logits
     stream = out.hidden_states[-1]
     assert stream.shape[1] == (13 if pooling == "class_token" else 12)
     close(out.last_hidden_state, model.vir.norm(stream), rounding(16))
@@ -100,8 +99,7 @@ def test_bands_of_rows_are_the_whole_image(heights, columns, chunk_size, recipe,
 @torch.no_grad()
 def test_the_state_between_bands_goes_through_offloaded_layers():
     model, pixel_values = small_vir("authors").double(), images(dtype=torch.float64)
-    offloaded = cpu_offload(copy.deepcopy(model), execution_device="cpu")
-    bands = pixel_values.split(8, dim=2)
+    offloaded, bands = cpu_offload(copy.deepcopy(model), execution_device="cpu"), pixel_values.split(8, dim=2)
     exact(offloaded.classify_bands(bands, (24, 24)).logits, model(pixel_values).logits)
 
 

@@ -230,8 +230,7 @@ def test_rates_of_stochastic_depth_rise_over_all_blocks():
 
 
 def test_no_cast_touches_decays():
-    decay = HeadDecay([0.998046875, 1.0, 1e-300])
-    expected = [math.log(0.998046875), 0.0, -100.0]
+    decay, expected = HeadDecay([0.998046875, 1.0, 1e-300]), [math.log(0.998046875), 0.0, -100.0]
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         cast = copy.deepcopy(decay).to(dtype)
         assert cast(torch.bfloat16, CPU).dtype == torch.float32

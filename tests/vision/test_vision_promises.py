@@ -427,8 +427,7 @@ def segmenter(family: str) -> UperNetForSemanticSegmentation:
 def test_the_backbone_learns_and_is_saved(family, tmp_path):
     """To tell the bright half of each picture from the dark one, head and backbone together. The folder names the backbone's
     configuration, from which transformers finds the class."""
-    model = segmenter(family).train()
-    pixel_values = torch.zeros(2, 3, 32, 64)
+    model, pixel_values = segmenter(family).train(), torch.zeros(2, 3, 32, 64)
     pixel_values[0, :, :, :32] = pixel_values[1, :, :, 32:] = 2
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(16):

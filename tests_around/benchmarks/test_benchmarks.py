@@ -217,16 +217,14 @@ def test_the_sums_of_rwkv_are_those_of_transformers(continues):
 
 
 def test_the_state_spaces_of_h3_are_recurrences():
-    signal = torch.randn(2, 3, 23, dtype=torch.float64)
-    diagonal = DiagonalStateSpace(3, states=4).double()
+    signal, diagonal = torch.randn(2, 3, 23, dtype=torch.float64), DiagonalStateSpace(3, states=4).double()
     exponent, step = diagonal.transition()
     state, outputs = torch.zeros(2, 3, 4, dtype=torch.complex128), []
     for token in signal.unbind(-1):
         state = exponent.exp() * state + step * token[..., None]
         outputs.append(2 * (torch.view_as_complex(diagonal.readout) * state).sum(-1).real + diagonal.skip * token)
     torch.testing.assert_close(diagonal(signal), torch.stack(outputs, dim=-1), rtol=1e-10, atol=1e-10)
-    shift = ShiftStateSpace(3, states=5).double()
-    state, outputs = torch.zeros(2, 3, 5, dtype=torch.float64), []
+    shift, state, outputs = ShiftStateSpace(3, states=5).double(), torch.zeros(2, 3, 5, dtype=torch.float64), []
     for token in signal.unbind(-1):
         state = torch.cat([token[..., None], state[..., :-1]], dim=-1)
         outputs.append((state * shift.readout).sum(-1) + shift.skip * token)

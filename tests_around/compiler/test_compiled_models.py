@@ -60,8 +60,7 @@ def no_gradients():
 @pytest.mark.parametrize("family", ["hybrid", "sinks"])
 def test_a_compiled_decode_step_is_compiled_while_windows_fill_and_not_again(padded, family):
     """Not at every token (D4): Llama takes two programs, before its cache's length is taken for a variable."""
-    model, ids = small_model(family), random_ids(2, 40)
-    mask = torch.ones(2, 9, dtype=torch.int64)
+    model, ids, mask = small_model(family), random_ids(2, 40), torch.ones(2, 9, dtype=torch.int64)
     if padded:
         mask[0, :4] = mask[1, 5] = 0
     counter = CompileCounter()
@@ -97,8 +96,7 @@ def test_a_loaded_state_with_sinks_goes_on_compiled(tmp_path):
 
 def test_a_compiled_forward_reads_the_same_mask_columns():
     """A mask of static width, with columns for tokens that are still to come."""
-    model, tokens = small_model().double(), torch.randint(0, 50, (2, 12))
-    mask = torch.ones(2, 16, dtype=torch.long)
+    model, tokens, mask = small_model().double(), torch.randint(0, 50, (2, 12)), torch.ones(2, 16, dtype=torch.long)
     mask[0, :4] = 0
     compiled = torch.compile(model, backend="eager")
     expected, actual = (each(tokens, attention_mask=mask, use_cache=True) for each in (model, compiled))

@@ -125,8 +125,7 @@ def test_genai_writes_what_the_model_writes(exported):
 
 def test_digits_rotate_as_integers_do_and_weights_in_float32_are_shared():
     rotary = small_model("grouped").model.rotary
-    digits = DigitRotation(rotary)
-    position = torch.tensor([[0, 1, 255, 256, 65_535, 10**6, 2**31 - 1, 2**32 - 1]])
+    digits, position = DigitRotation(rotary), torch.tensor([[0, 1, 255, 256, 65_535, 10**6, 2**31 - 1, 2**32 - 1]])
     for found, expected in zip(digits(position, torch.float32), rotary(position, torch.float64)):
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)
     assert found.shape == expected.shape

@@ -85,8 +85,7 @@ def test_a_quantised_model_generates(quantised):
 def test_a_quantised_model_is_saved_and_loaded(quantised, tmp_path):
     _, quantised, _ = quantised
     quantised.save_pretrained(tmp_path / "quantised")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "quantised")
-    ids = random_ids(2, 21)
+    loaded, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "quantised"), random_ids(2, 21)
     with torch.no_grad():
         assert loaded(ids).logits.equal(quantised(ids).logits)
 
@@ -214,8 +213,7 @@ torch.distributed.destroy_process_group()
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A model, what it was given, and the folder with what two ranks made of it."""
-    folder = tmp_path_factory.mktemp("ranks")
-    model, ids = small_model("fla"), random_ids(2, 19)
+    folder, model, ids = tmp_path_factory.mktemp("ranks"), small_model("fla"), random_ids(2, 19)
     model.save_pretrained(folder / "model")
     inputs = {"input_ids": ids, "attention_mask": (torch.arange(19) >= torch.tensor([[4], [0]])).long()}
     torch.save(inputs, folder / "inputs.pt")
