@@ -375,23 +375,13 @@ def test_bad_input_gets_one_line(retnet_hf, workplace, arguments, words, monkeyp
     if "no_such_data" in arguments:
         unreachable = ConnectionError("Couldn't reach 'no_such_data' on the Hub\nand much more")
         monkeypatch.setattr(datasets, "load_dataset", mock.Mock(side_effect=unreachable))
-    files = {
-        "blank.txt": b" \n\n\t",
-        "latin1.txt": "café".encode("latin-1"),
-        "short.txt": b"In the beginning",
-        "bad.jsonl": b'{"text": "fine"}\n{"text": ',
-        "good.jsonl": b'{"text": "fine", "title": "x"}\n',
-        "list.jsonl": b'["fine"]\n',
-        "table.csv": b"title,body\na,b\n",
-        "numbers.csv": b"n\n1\n",
-        "half.jsonl": b'{"text": "\\ud800"}\n',
-        "bad.json": b"{ hidden_size",
-        "list.json": b"[1, 2]",
-        "llama.json": b'{"model_type": "llama"}',
-        "wrong.json": b'{"hidden_size": 32, "num_attention_heads": 5}',
-        "typed.json": b'{"hidden_size": "large"}',
-        "full/config.json": b"{}",
-    }
+    files = {"blank.txt": b" \n\n\t", "latin1.txt": "café".encode("latin-1"), "short.txt": b"In the beginning"}
+    files |= {"bad.jsonl": b'{"text": "fine"}\n{"text": ', "good.jsonl": b'{"text": "fine", "title": "x"}\n'}
+    files |= {"list.jsonl": b'["fine"]\n', "table.csv": b"title,body\na,b\n", "numbers.csv": b"n\n1\n"}
+    files |= {"half.jsonl": b'{"text": "\\ud800"}\n', "bad.json": b"{ hidden_size", "list.json": b"[1, 2]"}
+    files |= {"llama.json": b'{"model_type": "llama"}'}
+    files |= {"wrong.json": b'{"hidden_size": 32, "num_attention_heads": 5}'}
+    files |= {"typed.json": b'{"hidden_size": "large"}', "full/config.json": b"{}"}
     Path("hollow").mkdir()
     Path("full").mkdir()
     for name, content in files.items():

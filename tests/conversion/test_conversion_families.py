@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from foreign_folders import folder_of, published_minimax, small_minimax, write
+from foreign_folders import folder_of, published_minimax, small_minimax, write_folder
 from golden import SMALL, golden, read
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
@@ -223,7 +223,7 @@ def test_the_bias_of_a_router_stays_in_float32(tmp_path):
     """Rounded to bfloat16, it would choose other experts."""
     data = golden("ring/published_like", SMALL)
     biases = {name: value + 4.001 for name, value in data.state_dict.items() if name.endswith("expert_bias")}
-    write(tmp_path, {name: value.bfloat16() for name, value in data.state_dict.items()} | biases, data.config)
+    write_folder(tmp_path, {name: value.bfloat16() for name, value in data.state_dict.items()} | biases, data.config)
     model = RetNetHybridForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert model.dtype == torch.bfloat16
     for name, bias in biases.items():
@@ -251,13 +251,10 @@ def test_a_base_is_read_from_either_place_and_auto_config_reads_fields():
     assert AutoConfig.for_model("hypenet", **fields).to_dict() == RetNetHybridConfig.from_dict(content).to_dict()
 
 
-@pytest.mark.parametrize("layout", ["without a head", "in memory"])
-def test_other_layouts_of_transformers_minimax_load(layout, plain_minimax, tmp_path):
-    saved, model_class, options = {
-        "in memory": (plain_minimax, RetNetHybridForCausalLM, {"save_original_format": False}),
-        "without a head": (plain_minimax.model, RetNetHybridModel, {}),
-    }[layout]
-    saved.save_pretrained(tmp_path, **options)
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_minimax_without_a_head_and_in_the_layout_of_memory_loads(in_memory, plain_minimax, tmp_path):
+    saved, model_class = (plain_minimax, RetNetHybridForCausalLM) if in_memory else (plain_minimax.model, RetNetHybridModel)
+    saved.save_pretrained(tmp_path, save_original_format=not in_memory)
     loaded, report = model_class.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
     with torch.no_grad():
@@ -286,7 +283,7 @@ def test_a_minimax_folder_loads_as_it_is_and_stays_the_model_of_transformers_for
 
 def test_the_published_layout_of_minimax_loads_as_it_is(plain_minimax, tmp_path):
     state_dict, config = published_minimax(plain_minimax)
-    write(tmp_path, state_dict, config)
+    write_folder(tmp_path, state_dict, config, "sharded")
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert type(model) is RetNetHybridForCausalLM
     assert not any(report.values()), report
@@ -377,8 +374,7 @@ for kind in ("linear_attention", "full_attention", "mlp"):
 PUBLISHED = {
     "hypenet 5B": (
         {"vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "expand_kv_proj": True}
-        | heads(32, 8)
-        | mixers(36, (0, 1, 7, 14, 15, 22, 24, 31, 33)),
+        | {**heads(32, 8), **mixers(36, (0, 1, 7, 14, 15, 22, 24, 31, 33))},
         (4.8, 5.2),
     ),
     "transnormer 1B": (
@@ -387,37 +383,29 @@ PUBLISHED = {
         (0.96, 1.04),
     ),
     "minimax 456B": (
-        MINIMAX
-        | {"hidden_size": 6144, "intermediate_size": 9216, "num_hidden_layers": 80, "vocab_size": 200064}
-        | heads(64, 8)
-        | {"num_experts_per_tok": 2, "num_local_experts": 32},
+        {**MINIMAX, "hidden_size": 6144, "intermediate_size": 9216, "num_hidden_layers": 80, "vocab_size": 200064}
+        | {**heads(64, 8), "num_experts_per_tok": 2, "num_local_experts": 32},
         (437.8, 474.2),
     ),
     "ring 16B": (
-        _RING
-        | {"hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 20, "moe_intermediate_size": 512}
-        | heads(16, 4)
-        | {"layer_group_size": 5, "group_norm_size": 4},
+        {**_RING, "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 20, "moe_intermediate_size": 512}
+        | {**heads(16, 4), "layer_group_size": 5, "group_norm_size": 4},
         (15.4, 16.6),
     ),
     "ling 105B": (
-        _RING
-        | {"hidden_size": 4096, "intermediate_size": 9216, "num_hidden_layers": 32, "moe_intermediate_size": 1024}
-        | heads(32, 32)
-        | {"layer_group_size": 8, "num_nextn_predict_layers": 0}
+        {**_RING, "hidden_size": 4096, "intermediate_size": 9216, "num_hidden_layers": 32, "moe_intermediate_size": 1024}
+        | {**heads(32, 32), "layer_group_size": 8, "num_nextn_predict_layers": 0}
         | {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
         (103, 108),
     ),
     "minicpm_sala 9B": (
         {"vocab_size": 73448, "hidden_size": 4096, "intermediate_size": 16384, "dim_model_base": 256}
-        | heads(32, 2)
-        | mixers(32, (0, 9, 16, 17, 22, 29, 30, 31), "minicpm4"),
+        | {**heads(32, 2), **mixers(32, (0, 9, 16, 17, 22, 29, 30, 31), "minicpm4")},
         (9.4, 9.6),
     ),
     "ring_lite 17B": (
         {"vocab_size": 126464, "hidden_size": 2048, "intermediate_size": 5632, "moe_intermediate_size": 1408}
-        | {"num_hidden_layers": 28, "layer_group_size": 7, "num_experts": 64, "num_experts_per_tok": 6}
-        | heads(16, 4),
+        | {**heads(16, 4), "num_hidden_layers": 28, "layer_group_size": 7, "num_experts": 64, "num_experts_per_tok": 6},
         (17.0, 17.2),
     ),
 }

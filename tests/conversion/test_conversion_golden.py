@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Converted language models compute what the authors' code computes, and are written under the authors' names.
-
-The expected outputs of Ling, MiniCPM-SALA and Ring-lite were computed in float64 by plain programs.
-"""
+"""Converted language models compute what the authors' code, or plain programs, compute, and are written in their layouts."""
 
 import json
 import logging

@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Image models of other implementations: recognised, sized without a configuration, read from their files, or refused.
-
-That a converted RMT or PoolFormer computes what the original does is tested in `test_metaformer.py`.
-"""
+"""Image models of other implementations: recognised, sized without a configuration, read from their files, or refused."""
 
 import copy
 import json

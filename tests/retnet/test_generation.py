@@ -30,12 +30,8 @@ MODES = {
     "guidance": {"guidance_scale": 1.5, "negative_prompt_ids": random_ids(2, 5, seed=3), "do_sample": False},
 }
 # arguments of `generate()` that change nothing
-ALIKE = {
-    "static": {"cache_implementation": "static"},
-    "one at a time": {"prefill_chunk_size": 1},
-    "in chunks": {"prefill_chunk_size": 4},
-    "in one chunk": {"prefill_chunk_size": 100},
-}
+ALIKE = {"static": {"cache_implementation": "static"}, "one at a time": {"prefill_chunk_size": 1}}
+ALIKE |= {"in chunks": {"prefill_chunk_size": 4}, "in one chunk": {"prefill_chunk_size": 100}}
 
 
 @pytest.fixture

@@ -327,11 +327,8 @@ def test_what_states_cannot_serve_is_generated_as_ever():
     assert states.generate(one, max_new_tokens=4, do_sample=False).equal(greedy(model, one, 4))
 
 
-ENTRIES = {
-    "plain": {},
-    "static": {"cache_implementation": "static"},
-    "sampled": {"do_sample": True, "num_return_sequences": 3},
-}
+ENTRIES = {"plain": {}, "static": {"cache_implementation": "static"}}
+ENTRIES |= {"sampled": {"do_sample": True, "num_return_sequences": 3}}
 
 
 @pytest.mark.parametrize("dialect", ["fla", "sinks", "hybrid", "grouped"])
@@ -381,17 +378,11 @@ def test_the_document_of_an_absent_token_means_nothing(data):
             close(state.layers[0].recurrent_states[row], alone.layers[0].recurrent_states[0], 1e-12)
 
 
-OFFSETS = {
-    "of another shape": torch.tensor([[0, 3, 7, 10]]),
-    "lengths": torch.tensor([3, 4, 3]),
-    "beyond the row": torch.tensor([0, 3, 7, 99]),
-    "not to its end": torch.tensor([0, 3, 7]),
-    "not from 0": torch.tensor([3, 7, 10]),
-    "falling": torch.tensor([0, 7, 3, 10]),
-    "negative": torch.tensor([0, -7, 10]),
-    "numbers with a point": torch.tensor([0.0, 3.0, 7.0, 10.0]),
-    "of one document": torch.tensor([10]),
-}
+OFFSETS = {"of another shape": torch.tensor([[0, 3, 7, 10]]), "lengths": torch.tensor([3, 4, 3])}
+OFFSETS |= {"beyond the row": torch.tensor([0, 3, 7, 99]), "not to its end": torch.tensor([0, 3, 7])}
+OFFSETS |= {"not from 0": torch.tensor([3, 7, 10]), "falling": torch.tensor([0, 7, 3, 10])}
+OFFSETS |= {"negative": torch.tensor([0, -7, 10]), "numbers with a point": torch.tensor([0.0, 3.0, 7.0, 10.0])}
+OFFSETS |= {"of one document": torch.tensor([10])}
 
 
 @pytest.mark.parametrize("has_state", [False, True])

@@ -23,11 +23,8 @@ from retnet_hf import CausalConv1d, MultiScaleRetention, RetNetHybridForCausalLM
 D = 32
 GROUPED = {"num_key_value_heads": 2, "key_expansion": 0.5, "decay_schedule": [0.6, 0.6, 0.97, 1.0], "feature_map": "relu"}
 BARE = {"use_rotary": False, "use_output_gate": False, "use_head_norm": False, "decay_schedule": "geometric"}
-OPTIONS = {
-    "default": {"chunk_size": 4},
-    "grouped": GROUPED | {"qkv_bias": True, "use_qk_norm": True},
-    "bare": BARE | {"value_expansion": 1.0},
-}
+OPTIONS = {"default": {"chunk_size": 4}, "grouped": GROUPED | {"qkv_bias": True, "use_qk_norm": True}}
+OPTIONS |= {"bare": BARE | {"value_expansion": 1.0}}
 
 
 def layer_of(name: str = "default", **options) -> MultiScaleRetention:

@@ -161,10 +161,8 @@ def on_two():
     padded = {"input_ids": IDS, "attention_mask": (torch.arange(24) >= torch.tensor([[4], [0], [0], [9]])).long()}
     there = padded["attention_mask"].bool()
     for name, heads in (("fla", [2, 2]), ("hybrid", [2, 1])):
-        model, whole = (
-            AutoModelForCausalLM.from_pretrained(folder / name, tp_plan="auto", dtype=torch.float64),
-            LANGUAGE_MODELS[name],
-        )
+        whole = LANGUAGE_MODELS[name]
+        model = AutoModelForCausalLM.from_pretrained(folder / name, tp_plan="auto", dtype=torch.float64)
         assert model.model.layers[0].retention.q_proj.weight.to_local().shape[0] == 16
         with torch.no_grad():
             output, expected = model(**padded), whole(**padded)

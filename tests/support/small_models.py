@@ -176,11 +176,9 @@ def left_padded(prompts: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def rounding(terms: int = 1, dtype: torch.dtype = torch.float32) -> float:
-    """What two computations of one function may differ by in `dtype`, as a part of the largest value, on any processor.
+    """What two computations of one function may differ by in `dtype`, as a part of the largest value: pass it to `close`.
 
-    Errors of a sum grow with the square root of its `terms`; 16 is for the operations around it, on both sides of the
-    comparison. Pass it to `close`.
-    """
+    Errors of a sum grow with the square root of its `terms`; 16 is for the operations around it, on both sides."""
     return 16 * torch.finfo(dtype).eps * terms**0.5
 
 

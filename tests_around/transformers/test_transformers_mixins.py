@@ -1,10 +1,8 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """RetNet, decoder, encoder and hybrid with sinks, under the tests that transformers' own models have to pass.
 
-`ModelTesterMixin` and `TrainingTesterMixin` come from the source distribution of the installed transformers, by
-`transformers_suite`. What they skip by themselves they say; what is switched off here is in SWITCHED_OFF.
-
-The distribution has no tests of generation, of export and of single tasks of pipelines.
+`ModelTesterMixin` and `TrainingTesterMixin` come from `transformers_suite`, without tests of generation, export and tasks of
+pipelines. What they skip by themselves they say; what is switched off here is in SWITCHED_OFF.
 """
 
 import unittest

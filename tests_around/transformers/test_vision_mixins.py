@@ -1,9 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""ViR, RMT and MetaFormer under the tests that transformers' own vision models have to pass.
-
-`ModelTesterMixin` and `BackboneTesterMixin` come from the source distribution of the installed transformers, by
-`transformers_suite`. What they skip by themselves they say.
-"""
+"""ViR, RMT and MetaFormer under transformers' tests of vision models and backbones, which say what they skip."""
 
 import unittest
 from contextlib import contextmanager

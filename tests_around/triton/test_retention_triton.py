@@ -175,12 +175,8 @@ TARGETS = [*(GPUTarget("cuda", architecture, 32) for architecture in (80, 90, 10
 
 
 # Whether the product of a result is backward, and its state transposed.
-ROLES = {
-    "output": (False, False),
-    "query gradient": (False, True),
-    "key gradient": (True, True),
-    "value gradient": (True, False),
-}
+ROLES = {"output": (False, False), "query gradient": (False, True), "key gradient": (True, True)}
+ROLES |= {"value gradient": (True, False)}
 
 
 # Bytes of shared memory of a multiprocessor, and the least number of programs it should hold.
