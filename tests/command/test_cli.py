@@ -365,7 +365,6 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["generate", "hollow", "And"], ["hollow", "config.json"]),
         (["generate", "book.txt", "And"], ["book.txt", "is a file"]),
         (["generate", "hollow", "And", "--temperature", "-1"], ["--temperature"]),
-        (["demo", "--text", "missing.txt"], ["no such file", "missing.txt"]),
         (["demo", "--output", "full"], ["not empty"]),
         (["bogus"], ["bogus"]),
     ],

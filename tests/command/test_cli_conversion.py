@@ -23,7 +23,7 @@ from foreign_folders import foreign, fused, to_poolformer, write_folder
 from huggingface_hub import ModelCard
 from places import ROOT
 from safetensors.torch import save_file
-from small_models import small_llama, small_model, word_tokenizer
+from small_models import same_tensors, small_llama, small_model, word_tokenizer
 from small_vision_models import small_metaformer, small_rmt
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageClassification, GenerationConfig, pipeline
 
@@ -72,8 +72,7 @@ def test_a_folder_becomes_one_that_loads_generates_and_says_where_it_is_from(ret
     assert "each used once" in answer.out
     assert "AutoModelForCausalLM.from_pretrained('made')" in answer.out
     model = AutoModelForCausalLM.from_pretrained("made")
-    for name, value in small_model().state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
+    same_tensors(model.state_dict(), small_model().state_dict())
     assert model.generation_config.max_new_tokens == 7
     assert transformers.AutoTokenizer.from_pretrained("made").get_vocab() == word_tokenizer().get_vocab()
     card = ModelCard.load("made/README.md")
@@ -429,8 +428,7 @@ def test_a_model_is_written_as_a_folder_in_another_format(retnet_hf, tmp_path, m
     done(retnet_hf("convert", "theirs", "again", "--from", target))
     again = AutoModelForCausalLM.from_pretrained("again")
     assert again.generation_config.max_new_tokens == 7
-    for name, value in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
+    same_tensors(again.state_dict(), model.state_dict())
     refused(retnet_hf("convert", "mine", "theirs", "--to", target), "not empty")
     refused(retnet_hf("convert", "mine", "other", "--to", "rmt"), "formats fla, torchscale", "not in rmt")
     small_llama().save_pretrained("llama")

@@ -349,8 +349,7 @@ def test_a_gradient_of_a_gradient_where_not_everything_asks_for_one(asking):
         asked = [leaves[place] for place in asking]
         first = torch.autograd.grad(output.square().sum() + state.square().sum(), asked, create_graph=True)
         second.append(torch.autograd.grad(sum(gradient.square().sum() for gradient in first), asked))
-    for actual, expected in zip(*second):
-        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(*second, rtol=1e-10, atol=1e-10)
 
 
 def test_the_final_state_alone_has_no_gradient_for_the_query():

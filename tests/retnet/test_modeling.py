@@ -111,8 +111,7 @@ def test_gradients_flow_through_the_state_between_calls():
     for logits in (model(ids).logits, torch.cat([first.logits, second.logits], dim=1)):
         loss = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:])
         found.append(torch.autograd.grad(loss, list(model.parameters())))
-    for actual, expected in zip(*found):
-        close(actual, expected, 1e-11)
+    close(*found, 1e-11)
 
 
 def test_projections_are_plain_linear_layers(model):

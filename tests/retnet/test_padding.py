@@ -63,8 +63,7 @@ def test_padding_changes_no_row_and_no_state(model, kind, form):
     state = model(ids, attention_mask=mask, retention_form=form).past_key_values
     for row, expected in enumerate(alone):
         for mine, theirs in zip(state.layers, expected.past_key_values.layers):
-            for one, other in zip(remembered(mine, row), remembered(theirs, 0)):
-                close(one, other)
+            close(remembered(mine, row), remembered(theirs, 0))
     whole, after = torch.cat([mask, torch.ones_like(following)], dim=1), mask.sum(-1, keepdim=True) + torch.arange(3)
     expected = [model(following[row : row + 1], past_key_values=one.past_key_values).logits for row, one in enumerate(alone)]
     for later in ({}, {"attention_mask": whole}, {"attention_mask": torch.ones_like(following), "position_ids": after}):

@@ -52,8 +52,7 @@ def test_each_document_is_what_it_is_alone(lengths, heads, chunk_size, with_stat
     expected = torch.cat(outputs, dim=2), torch.cat(states)
     weights = [normal(*result.shape).detach() for result in expected]
     found, wanted = ((*results, *torch.autograd.grad(results, leaves, weights)) for results in (actual, expected))
-    for one, other in zip(found, wanted):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("viewed", [1, 2**20], ids=["in their places", "in copies"])
@@ -188,8 +187,7 @@ def test_training_through_packed_documents_with_states_has_the_gradients_of_each
         found = [out.logits for out in outputs]
         found += [layer.recurrent_states for out in outputs for layer in out.past_key_values.layers]
         gradients.append(torch.autograd.grad(sum(each.square().sum() for each in found), list(model.parameters())))
-    for one, other in zip(*gradients):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
 
 
 def test_what_cannot_go_on_is_refused(sequences):
@@ -249,8 +247,7 @@ def test_training_with_checkpointing_goes_on_from_states_with_the_same_gradients
         model(row, past_key_values=state, cu_seq_lens_q=bounds, labels=row).loss.backward()
         found.append([parameter.grad.clone() for parameter in model.parameters()])
         model.gradient_checkpointing_enable()
-    for one, other in zip(*found):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    torch.testing.assert_close(*found, rtol=0, atol=1e-6)
     same_state(*states)
 
 

@@ -52,8 +52,7 @@ def test_it_computes_what_the_mixer_of_a_model_computes_and_its_gradients(dialec
     for each, arguments in ((layer, (None, mask, documents)), (mixer, (plans[0],))):
         output = each(hidden_states, *arguments)[0][mask]
         results.append([output, *torch.autograd.grad(output.square().sum(), list(each.parameters()))])
-    for found, expected in zip(*results, strict=True):
-        close(found, expected, 1e-12)
+    close(*results, 1e-12)
 
 
 @settings(max_examples=20, deadline=None)
@@ -148,8 +147,7 @@ def test_transforms_autocast_checkpoints_copies_and_devices():
     mapped = torch.func.vmap(lambda row: torch.func.functional_call(layer, weights, (row[None],))[0][0])
     close(mapped(hidden_states), expected, 1e-11)
     again = checkpoint(lambda states: layer(states)[0], hidden_states, use_reentrant=False)
-    for one, other in zip(*(torch.autograd.grad(output.sum(), weights.values()) for output in (again, expected))):
-        close(one, other, 1e-12)
+    close(*(torch.autograd.grad(output.sum(), weights.values()) for output in (again, expected)), 1e-12)
     close(copy.deepcopy(layer)(hidden_states)[0], expected, 1e-12)
     single = layer.float()
     with torch.autocast("cpu", torch.bfloat16):

@@ -135,8 +135,7 @@ for checkpointing in (True, False):
     model.train().gradient_checkpointing_enable() if checkpointing else model.gradient_checkpointing_disable()
     model(**shard_sequence({"input_ids": second, "labels": second}, WORLD)).loss.backward()
     found.append(gradients(model))
-for mine, other in zip(*found):
-    torch.testing.assert_close(mine, other, **exact)
+torch.testing.assert_close(*found, **exact)
 
 # bfloat16 is as near to float64 as in one process, whatever its products are multiplied as
 for narrow in (False, True):

@@ -66,20 +66,12 @@ def foreign(dialect: str, **overrides):
 
 def small_minimax(**fields) -> MiniMaxForCausalLM:
     """A model of transformers in float64, whose decays and rates of rotation are not rounded to float32."""
-    options = {
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "intermediate_size": 24,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-    }
-    options |= {"num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2}
-    options |= {
-        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-        "block_size": 8,
-    }
-    options |= {"linear_attn_alpha_factor": 3.5, "full_attn_alpha_factor": 2.5, "mlp_alpha_factor": 1.5, "pad_token_id": 0}
-    options |= {"linear_attn_beta_factor": 1.25, "full_attn_beta_factor": 0.5, "mlp_beta_factor": 0.75, "eos_token_id": None}
+    options = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 4, "pad_token_id": 0}
+    options |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "eos_token_id": None, "block_size": 8}
+    options |= {"layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}
+    options |= {"num_local_experts": 6, "num_experts_per_tok": 2, "mlp_alpha_factor": 1.5, "mlp_beta_factor": 0.75}
+    options |= {"linear_attn_alpha_factor": 3.5, "full_attn_alpha_factor": 2.5, "linear_attn_beta_factor": 1.25}
+    options |= {"full_attn_beta_factor": 0.5}
     torch.manual_seed(0)
     model = MiniMaxForCausalLM(MiniMaxConfig(**options | fields)).double().eval()
     model.set_experts_implementation("eager")
@@ -122,14 +114,9 @@ def as_published(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
 def published_minimax(model: MiniMaxForCausalLM) -> tuple[dict[str, Tensor], dict]:
     """Weights and config.json as MiniMax-Text-01 has them, of a model of transformers."""
     config = model.config.to_dict()
-    content = {
-        "model_type": "minimax_text_01",
-        "postnorm": True,
-        "shared_intermediate_size": 0,
-        "shared_moe_mode": "sigmoid",
-    }
+    content = {"model_type": "minimax_text_01", "postnorm": True, "shared_moe_mode": "sigmoid"}
     content |= {"attn_type_list": [int(kind == "full_attention") for kind in config.pop("layer_types")], "rotary_dim": 8}
-    content |= {"rope_theta": config.pop("rope_parameters")["rope_theta"], "shared_intermediate_size": 0}
+    content["shared_intermediate_size"], content["rope_theta"] = 0, config.pop("rope_parameters")["rope_theta"]
     for kind in ("linear_attn", "full_attn", "mlp"):
         for factor in ("alpha", "beta"):
             long = {"linear_attn": "linear_attention", "full_attn": "full_attention"}.get(kind, kind)

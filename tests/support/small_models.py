@@ -182,8 +182,12 @@ def rounding(terms: int = 1, dtype: torch.dtype = torch.float32) -> float:
     return 16 * torch.finfo(dtype).eps * terms**0.5
 
 
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
-    """Equal to `tolerance` of the size of the expected values."""
+def close(actual, expected, tolerance: float = 1e-4) -> None:
+    """Equal to `tolerance` of the size of the expected values: two tensors, or as many on either side."""
+    if not isinstance(expected, Tensor):
+        for one, other in zip(actual, expected, strict=True):
+            close(one, other, tolerance)
+        return
     assert expected.isfinite().all()
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * max(1.0, expected.abs().max().item()))
 
@@ -252,8 +256,7 @@ def state_values(state) -> list[Tensor]:
 
 def same_state(actual, expected, tolerance: float = 1e-5) -> None:
     assert len(actual.layers) == len(expected.layers) > 0
-    for mine, theirs in zip(state_values(actual), state_values(expected)):
-        close(mine, theirs, tolerance)
+    close(state_values(actual), state_values(expected), tolerance)
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
