@@ -222,7 +222,7 @@ WRONG += [{"read": {"1": 2}}, {"unread": None}, {"unread": [VOCAB_SIZE]}, {"unre
 
 
 @pytest.mark.parametrize(
-    "beside", ["[]", "{}", "[" * 100_000, "\udcff", *(json.dumps(SAID | one) for one in WRONG)], ids=range(13)
+    "beside", ["[]", "{}", "[" * 100_000, "\udcff", *(json.dumps(SAID | one) for one in WRONG)], ids=len
 )
 def test_a_file_of_something_else_beside_a_state_is_one_line_and_loses_nothing(folder, retnet_hf, tmp_path, beside):
     talk = conversation(tokens=2)

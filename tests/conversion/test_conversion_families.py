@@ -200,10 +200,10 @@ def test_what_only_convert_or_nothing_reads_is_refused_by_from_pretrained(plain_
         RetNetHybridForCausalLM.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("family", ["ling", "minicpm_sala", "ring_lite", "ring", "hypenet"])
-def test_it_is_told_from_its_relatives(family):
-    data = golden(f"{family}/published_like", SMALL)
-    assert next(name for name, form in FORMATS.items() if form.recognises(data.state_dict.keys(), data.config)) == family
+def test_each_family_is_told_from_its_relatives():
+    for family in ("ling", "minicpm_sala", "ring_lite", "ring", "hypenet"):
+        weights, config, *_ = golden(f"{family}/published_like", SMALL)
+        assert next(name for name, form in FORMATS.items() if form.recognises(weights.keys(), config)) == family
 
 
 @pytest.mark.usefixtures("heard_again", "interruptible")

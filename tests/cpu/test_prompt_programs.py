@@ -77,9 +77,7 @@ def test_prompts_continue_states(made, tmp_path, call):
     assert len(made.of_prompts) == 2 * 4
 
 
-@pytest.mark.parametrize(
-    "change", [{}, {"rotate": torch.add}, {"cast_dtypes": (torch.float32,)}], ids=["none", "kernel", "dtype"]
-)
+@pytest.mark.parametrize("change", [{}, {"rotate": torch.add}, {"cast_dtypes": (torch.float32,)}], ids=len)
 def test_another_rotation_is_left_to_the_layer(made, tmp_path, change):
     fast, hidden_states = compiled(small_model(), tmp_path), torch.randn(1, 7, 32)
     plan = fast.model.plan(hidden_states)[0]

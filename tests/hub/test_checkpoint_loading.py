@@ -22,7 +22,7 @@ CASES = at_hand([*CASES, "fla_2025_02/fused_gate_proj", "syncdoth/published_opti
 
 @pytest.mark.parametrize("layout", ["safetensors", "sharded", "bin"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_no_warning(
+def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_unwarned(
     case, layout, tmp_path, caplog, monkeypatch
 ):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)

@@ -238,9 +238,8 @@ def test_alignment_with_trainer_brings_the_layers_closer(tmp_path):
     before, frozen = align(student, teacher, random_ids(8, 32, seed=5)), student.lm_head.weight.clone()
     linearization.prepare_for_alignment(student)
     arguments = training(tmp_path, max_steps=40, gradient_accumulation_steps=2)
-    trainer = linearization.AlignmentTrainer(
-        student, arguments, train_dataset=blocks, eval_dataset=blocks[:8], teacher=teacher
-    )
+    data = {"train_dataset": blocks, "eval_dataset": blocks[:8]}
+    trainer = linearization.AlignmentTrainer(student, arguments, **data, teacher=teacher)
     with torch.enable_grad():
         trainer.train()
     after = align(student.eval(), teacher, random_ids(8, 32, seed=5))

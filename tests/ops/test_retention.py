@@ -41,9 +41,7 @@ OPTIONS = st.fixed_dictionaries(
 class Case:
     """Random operands of one size; everything that a form needs. With `groups`, heads share decay and state in so many."""
 
-    def __init__(
-        self, seed, dtype, length, initial=True, mask=False, reset=False, batch=2, heads=3, groups=None, sizes=(4, 6)
-    ):
+    def __init__(self, seed, dtype, length, initial=True, mask=False, reset=False, batch=2, heads=3, groups=0, sizes=(4, 6)):
         generator = torch.Generator().manual_seed(seed)
         groups, (key_dim, value_dim) = groups or heads, sizes
 

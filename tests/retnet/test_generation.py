@@ -146,9 +146,8 @@ def test_eos_and_padding_of_finished_rows(model):
     eos = plain[0, 10].item()
     ends = [row.index(eos) if eos in row else 40 for row in plain.tolist()]
     assert len(set(ends)) > 1
-    ended, without = (
-        greedy(model, ids, 40, eos_token_id=eos, pad_token_id=PAD, use_cache=use)[:, 7:] for use in (True, False)
-    )
+    options = {"eos_token_id": eos, "pad_token_id": PAD}
+    ended, without = (greedy(model, ids, 40, **options, use_cache=use)[:, 7:] for use in (True, False))
     assert ended.equal(without)
     for row, expected, end in zip(ended, plain, ends):
         assert row[: end + 1].equal(expected[: min(end + 1, row.shape[0])])

@@ -226,9 +226,10 @@ def test_a_state_of_another_batch_size_gets_a_sentence(fla_model):
             fla_model(random_ids(batch, length), past_key_values=state)
 
 
-@pytest.mark.parametrize(
-    "config_class", [RetNetConfig, retnet_hf.ViRConfig, retnet_hf.RMTConfig, retnet_hf.MetaFormerConfig]
-)
+CONFIGS = [RetNetConfig, retnet_hf.ViRConfig, retnet_hf.RMTConfig, retnet_hf.MetaFormerConfig]
+
+
+@pytest.mark.parametrize("config_class", CONFIGS)
 def test_a_configuration_names_the_nearest_field_and_takes_what_it_writes(config_class):
     with pytest.raises(ValueError, match=r"has no field 'hidden_siz'.*did you mean 'hidden_size"):
         config_class(hidden_siz=64)

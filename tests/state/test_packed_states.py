@@ -59,9 +59,7 @@ def test_each_document_is_what_it_is_alone(lengths, heads, chunk_size, with_stat
 @pytest.mark.parametrize("numbers", [1, 200, 2**20], ids=["one by one", "two by two", "all at once"])
 @pytest.mark.parametrize(("heads", "groups", "matrices"), [(2, 2, 2), (4, 2, 4), (4, 2, 2)])
 @pytest.mark.parametrize("rows", [None, [6, 0, 3, 1, 7], [3, 4, 5, 0, 1]], ids=["no rows", "apart", "neighbours"])
-def test_a_step_changes_rows_as_packed_retention_does_and_no_other(
-    rows, heads, groups, matrices, numbers, viewed, monkeypatch
-):
+def test_a_step_changes_rows_as_packed_retention_and_no_other(rows, heads, groups, matrices, numbers, viewed, monkeypatch):
     monkeypatch.setitem(packed_step_.__globals__, "STEP_ON_CPU", numbers)
     monkeypatch.setitem(packed_step_.__globals__, "VIEWED_ON_CPU", viewed)
     documents = 5

@@ -187,9 +187,8 @@ def on_two():
     rounded = AutoModelForCausalLM.from_pretrained(folder / "fla", dtype=torch.bfloat16)
     mixed = distributed(folder / "fla", dtype=torch.float32, fsdp_size=2, fsdp_mixed_precision=True)
     mine, plans = IDS.chunk(2)[rank], []
-    mixed.model.layers[-1].retention.register_forward_pre_hook(
-        lambda *given: plans.append(given[2]["plan"]), with_kwargs=True
-    )
+    last = mixed.model.layers[-1].retention
+    last.register_forward_pre_hook(lambda *given: plans.append(given[2]["plan"]), with_kwargs=True)
     output, expected = mixed(mine, labels=mine), rounded(IDS, labels=IDS)
     assert output.logits.dtype == torch.bfloat16
     # FSDP2 casts the inputs of what it shards, but neither decays nor angles, which a plan holds in a class of its own

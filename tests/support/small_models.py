@@ -259,16 +259,17 @@ def same_state(actual, expected, tolerance: float = 1e-5) -> None:
     close(state_values(actual), state_values(expected), tolerance)
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """Words "w3" … "w95" are the tokens 3 … 95."""
+def word_tokenizer(end: int | None = None) -> PreTrainedTokenizerFast:
+    """Words "w3" … "w95" are the tokens 3 … 95, one of which may end texts."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {"<pad>": PAD, "<s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, VOCAB_SIZE)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", unk_token="<unk>", padding_side="left"
-    )
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "unk_token": "<unk>"}
+    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, padding_side="left")
+    words.eos_token = None if end is None else f"w{end}"
+    return words
 
 
 # The beginning of a program for another process, in which `retnet_hf` cannot be imported.

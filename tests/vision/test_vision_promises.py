@@ -59,9 +59,8 @@ def logits_of(model, pixel_values: Tensor | None = None, **kwargs) -> Tensor:
 @pytest.mark.parametrize("size", [(32, 32), (64, 40), (24, 48)])
 def test_logits_of_images_of_any_size_do_not_depend_on_each_other(model, size):
     double, pixel_values = copy.deepcopy(model).double(), random_images(2, *size, dtype=torch.float64)
-    logits, *rows = (
-        logits_of(double, images, interpolate_pos_encoding=True) for images in (pixel_values, *pixel_values.split(1))
-    )
+    each = (pixel_values, *pixel_values.split(1))
+    logits, *rows = (logits_of(double, images, interpolate_pos_encoding=True) for images in each)
     assert logits.shape == (2, 5)
     close(logits, torch.cat(rows), 1e-11)
     pixel_values[1, :, -8:, -8:] += 1
@@ -147,9 +146,8 @@ def test_other_configs_run_and_are_saved(family, tmp_path):
 
 
 def test_another_number_of_labels(model, folder):
-    loaded, report = AutoClassifier.from_pretrained(
-        folder, num_labels=8, ignore_mismatched_sizes=True, output_loading_info=True
-    )
+    options = {"num_labels": 8, "ignore_mismatched_sizes": True}
+    loaded, report = AutoClassifier.from_pretrained(folder, **options, output_loading_info=True)
     assert logits_of(loaded).shape == (2, 8)
     assert {key for key, *_ in report["mismatched_keys"]} == {"classifier.weight", "classifier.bias"}
     assert not report["missing_keys"]
@@ -462,9 +460,8 @@ def pictures(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("family", ["vir", "rmt", "metaformer", "vit"])
 def test_every_family_learns_colours_into_a_folder_that_a_pipeline_loads(example, pictures, family):
-    metrics = example["main"](
-        ["--data", "pictures", "--model", family, *FEW, "--output_dir", "made", "--save_strategy", "no"]
-    )
+    options = ["--data", "pictures", "--model", family, *FEW, "--output_dir", "made", "--save_strategy", "no"]
+    metrics = example["main"](options)
     assert metrics["eval_accuracy"] > 0.9
     card = Path("made/README.md").read_text(encoding="utf-8")
     assert all(f"| {colour} | 4 | " in card for colour in COLOURS)

@@ -272,9 +272,7 @@ def test_windows_alone_by_name_and_texts_are_told_apart_in_the_report(retnet_hf,
     assert report["answers"][0][0] == "Why is the sky blue?"
 
 
-def test_half_precision_is_trained_in_float32_and_saved_as_it_was_and_few_steps_are_evaluated_less_often(
-    retnet_hf, workplace
-):
+def test_half_precision_is_trained_in_float32_and_saved_as_it_was_and_few_steps_are_evaluated_less(retnet_hf, workplace):
     AutoModelForCausalLM.from_pretrained("llama", dtype=torch.bfloat16).save_pretrained("llama")
     options = [option for option in LINEARIZE if option not in ("--eval-every", 3)]
     answer = done(retnet_hf(*options, "--align-steps", 0, "--distill-steps", 40, "--keep-attention", "auto"))

@@ -15,11 +15,7 @@ from small_models import VOCAB_SIZE, greedy, random_ids, small_model, word_token
 DOCUMENTS = 6
 
 
-def tokenizer():
-    """The harness asks for an end of text, and stops there."""
-    tokenizer = word_tokenizer()
-    tokenizer.eos_token = f"w{VOCAB_SIZE - 1}"
-    return tokenizer
+TOKENIZER = word_tokenizer(VOCAB_SIZE - 1)  # the harness asks for an end of text, and stops there
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +54,7 @@ def test_choices_perplexity_and_batched_generation_are_those_of_the_model(model,
     files = {"data_files": {"test": str(tmp_path / "documents.jsonl")}, "cache_dir": str(tmp_path)}
     data = {"dataset_path": "json", "dataset_kwargs": files, "test_split": "test", "doc_to_text": "{{text}}"}
     tasks = {name: ConfigurableTask(config=data | {"task": name} | task) for name, task in TASKS.items()}
-    reader = HFLM(pretrained=model, tokenizer=tokenizer(), batch_size=4, device="cpu")
+    reader = HFLM(pretrained=model, tokenizer=TOKENIZER, batch_size=4, device="cpu")
     results = evaluate(reader, tasks, bootstrap_iters=0)
     samples, results = results["samples"], results["results"]
     for sample in samples["choice"]:
@@ -74,4 +70,4 @@ def test_choices_perplexity_and_batched_generation_are_those_of_the_model(model,
     for sample in samples["continuing"]:  # left-padded, in batches: what each prompt is continued with alone
         prompt = torch.tensor([ids(documents[sample["doc_id"]]["text"])])
         tokens = greedy(model, prompt, 7, eos_token_id=VOCAB_SIZE - 1)[0, prompt.shape[1] :]
-        assert sample["resps"][0][0].strip() == tokenizer().decode(tokens, skip_special_tokens=True)
+        assert sample["resps"][0][0].strip() == TOKENIZER.decode(tokens, skip_special_tokens=True)

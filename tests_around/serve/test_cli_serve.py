@@ -37,8 +37,7 @@ def model():
 
 
 def chat_tokenizer():
-    tokenizer = word_tokenizer()
-    tokenizer.eos_token = f"w{END}"
+    tokenizer = word_tokenizer(END)
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}w3"
     return tokenizer
 

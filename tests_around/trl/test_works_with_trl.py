@@ -17,12 +17,6 @@ def instructions() -> Dataset:
     return Dataset.from_list([{"prompt": text + " w3 ", "completion": text} for text in texts])
 
 
-def tokenizer_with_end():
-    tokenizer = word_tokenizer()
-    tokenizer.eos_token = f"w{VOCAB_SIZE - 1}"
-    return tokenizer
-
-
 COMMON = {"learning_rate": 1e-2, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
 COMMON |= {"use_cpu": True, "bf16": False, "seed": 1}
 
@@ -33,7 +27,7 @@ def trainer(folder, peft_config=None, **arguments) -> trl.SFTTrainer:
         model=small_model(),
         args=trl.SFTConfig(output_dir=str(folder), **(COMMON | sizes | arguments)),
         train_dataset=instructions(),
-        processing_class=tokenizer_with_end(),
+        processing_class=word_tokenizer(VOCAB_SIZE - 1),
         peft_config=peft_config,
     )
 
@@ -106,7 +100,7 @@ def test_trainers_make_their_reference_by_themselves(tmp_path, method, by_name, 
         model=name if by_name else AutoModelForCausalLM.from_pretrained(name),
         args=make_arguments(str(tmp_path), per_device_train_batch_size=4, max_steps=2, **COMMON, **options),
         train_dataset=Dataset.from_list(examples),
-        processing_class=tokenizer_with_end(),
+        processing_class=word_tokenizer(VOCAB_SIZE - 1),
         **(reward if "num_generations" in options else {}),
     )
     before = {name: weight.detach().clone() for name, weight in run.model.named_parameters()}

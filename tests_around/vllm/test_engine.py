@@ -71,9 +71,7 @@ def test_slots_are_used_again_by_requests_that_waited_and_after_requests_that_we
 def test_a_request_whose_pages_are_taken_away_is_read_again(tmp_path, monkeypatch):
     """A hybrid's keys and values outgrow the memory, so that a request has to give up its own, and its states with them."""
     given_up, preempt = [], Scheduler._preempt_request
-    monkeypatch.setattr(
-        Scheduler, "_preempt_request", lambda *args, **options: given_up.append(1) or preempt(*args, **options)
-    )
+    monkeypatch.setattr(Scheduler, "_preempt_request", lambda *given, **more: given_up.append(1) or preempt(*given, **more))
     model = model_of("softmax attention in some layers")
     model.save_pretrained(tmp_path)
     asked = prompts((40, 60, 90, 30), seed=9)
