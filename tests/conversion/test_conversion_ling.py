@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Ling-2.5 and Ling-2.6: retention, multi-head latent attention and experts.
-
-The expected outputs were computed in float64 by a plain program, which computes the keys and values of each head.
-"""
+"""Ling-2.5 and Ling-2.6, against a plain program in float64: retention, multi-head latent attention and experts."""
 
 import json
 

@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""`retnet_hf.cpu.compile(model, prompts=True)`: two programs around the operator compute what a layer does, at any length.
-
-One test compiles. In the others, the functions that would be compiled run as they are.
-"""
+"""`retnet_hf.cpu.compile(model, prompts=True)`: programs around the operator, here uncompiled, compute what a layer does."""
 
 import copy
 import pickle

@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Decode steps that are captured and replayed: the same tokens as without, in every use of `generate()`.
-
-On a CPU, `RecordedGraph` stands in for CUDA graphs. With a GPU, the same tests run with real graphs there, too.
-"""
+"""Decode steps that are captured and replayed: the same tokens as without, with stand-ins on a CPU, and graphs on a GPU."""
 
 import copy
 import os
@@ -35,10 +32,7 @@ def memory_of(tensor: Tensor) -> int:
 
 
 class Recorder(TorchDispatchMode):
-    """Records operations with their operands: numbers as they are now, tensors by their memory.
-
-    Raises RuntimeError where a value is read, as a GPU does while it captures.
-    """
+    """Records operations with their operands, and raises RuntimeError where a value is read, as a GPU that captures."""
 
     def __init__(self) -> None:
         super().__init__()

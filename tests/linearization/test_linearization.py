@@ -98,10 +98,8 @@ def test_heads_are_measured_by_definition():
 
 
 def test_the_fastest_decay_is_for_the_head_or_the_group_that_looks_back_least():
-    for distances, groups, expected in (
-        ([100.0, 2.0, 30.0], None, [512, 2, 32]),
-        ([30.0, 2.0, 9.0, 9.0, 50.0, 40.0], 3, [32, 32, 2, 2, 512, 512]),
-    ):
+    heads, grouped = ([100.0, 2.0, 30.0], None, [512, 2, 32]), ([30.0, 2, 9, 9, 50, 40], 3, [32, 32, 2, 2, 512, 512])
+    for distances, groups, expected in (heads, grouped):
         decays = decays_by_distance("geometric", torch.tensor(distances), (2, 512), groups)
         assert [-1 / math.log(decay) for decay in decays] == pytest.approx(expected)
 

@@ -325,11 +325,7 @@ def test_bad_input_gets_a_sentence():
         ((query, key, value[:, :, :2], log_decay), {}, "key and value must have"),
         ((query, key[:, :2], value[:, :2], log_decay), {}, "a multiple of their heads"),
         ((query[:, :, :0], key[:, :, :0], value[:, :, :0], log_decay), {}, "query must have at least one token"),
-        (
-            (query, key[:, :1], value[:, :1], log_decay[:1], case.state),
-            {},
-            r"initial_state must have 1 heads, one for each decay, got \(2, 3, 4, 6\)",
-        ),
+        ((query, key[:, :1], value[:, :1], log_decay[:1], case.state), {}, r"must have 1 heads, .* got \(2, 3, 4, 6\)"),
     ):
         with pytest.raises(ValueError, match=sentence):
             retention(*operands, **options)

@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Blocks of `bash`, `text` and `py` in the guides: each is run as it stands, or a table says why it is not.
-
-Names that a block uses, such as `my-model` or `notes/`, are stand-ins of a few thousand parameters and a few words.
-"""
+"""Blocks of `bash`, `text` and `py` in the guides are run as they stand, on small stand-ins, or a table says why not."""
 
 import ast
 import importlib

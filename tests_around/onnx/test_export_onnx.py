@@ -97,10 +97,8 @@ def test_states_and_outputs_have_the_names_that_runtimes_know(exported):
     names = [f"{layer}.{kind}" for kind in ("recurrent_state", "conv_state") for layer in range(2)]
     sizes = {f"past_key_values.{name}": [4, 8, 16] if "recurrent" in name else [1, 1] for name in names}
     text = ["batch_size", "sequence_length"]
-    assert inputs == {name: ["batch_size", *size] for name, size in sizes.items()} | {
-        "input_ids": text,
-        "position_ids": text,
-    }
+    text_inputs = dict.fromkeys(("input_ids", "position_ids"), text)
+    assert inputs == {name: ["batch_size", *size] for name, size in sizes.items()} | text_inputs
     assert list(outputs) == ["logits", *(f"present.{name}" for name in names)]
     assert outputs["logits"] == [*text, exported[0].config.vocab_size]
 

@@ -25,6 +25,7 @@ from retnet_hf.ops.kernels import TORCH, load_kernels  # noqa: E402
 
 GROUPED, BOTH_WAYS = {"length": 20, "heads": 4, "groups": 2}, {"bidirectional": True, "initial": False}
 OF_GROUPS = {"decays": 2, "dtype": "bfloat16"}
+OF_BOTH = GROUPED | BOTH_WAYS | OF_GROUPS
 CHUNKWISE = {
     "one token": {"length": 1},
     "chunks of 16": {},
@@ -42,10 +43,7 @@ CHUNKWISE = {
     "both ways, mask and reset": BOTH_WAYS | {"batch": 2, "mask": True, "reset": True},
     "both ways, segments": BOTH_WAYS | {"length": 75, "heads": 1, "segments": 3, "reset": True},
     "both ways, grouped heads, a decay for each": GROUPED | BOTH_WAYS | {"mask": True},
-    "both ways, grouped heads, a decay for each group": GROUPED
-    | BOTH_WAYS
-    | OF_GROUPS
-    | {"length": 40, "tokens_first": True},
+    "both ways, grouped heads, a decay for each group": OF_BOTH | {"length": 40, "tokens_first": True},
     "float16": {"length": 30, "dtype": "float16", "mask": True},
     "float16, large numbers": {"length": 30, "dtype": "float16", "scale": 300.0, "weight_scale": 1e-3},
     "bfloat16": {"length": 30, "dtype": "bfloat16", "reset": True},
@@ -106,12 +104,11 @@ PACKED_STEPS = {
     "steps of documents, all rows": {"rows": False, "begins": True},
     "steps of documents, grouped heads, bfloat16": {"groups": 2, "dtype": "bfloat16"},
 }
-LAYERS = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+LAYERS = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_hidden_layers": 3}
 MODELS = {
     "model": {},
     "model, grouped heads that share states": {"num_key_value_heads": 1, "decay_schedule": [0.9, 0.9]},
-    "model, decays per layer, hybrid": LAYERS
-    | {"num_hidden_layers": 3, "decay_schedule": [[0.9, 0.99], [0.5, 0.6], [0.8, 1.0]]},
+    "model, decays per layer, hybrid": LAYERS | {"decay_schedule": [[0.9, 0.99], [0.5, 0.6], [0.8, 1.0]]},
     "model, gradient checkpointing": {"way": "errors_checkpointed"},
     "model, compiled": {"way": "errors_compiled", "num_attention_heads": 4, "num_key_value_heads": 2},
     "model, sequences in parts": {"way": "errors_in_parts", "num_attention_heads": 4, "num_key_value_heads": 2},
@@ -172,14 +169,9 @@ def compiled(kernel, pointers, constants, target, tiles) -> dict:
 
 
 TARGETS = [*(GPUTarget("cuda", architecture, 32) for architecture in (80, 90, 100)), GPUTarget("hip", "gfx942", 64)]
-
-
 # Whether the product of a result is backward, and its state transposed.
 ROLES = {"output": (False, False), "query gradient": (False, True), "key gradient": (True, True)}
 ROLES |= {"value gradient": (True, False)}
-
-
-# Bytes of shared memory of a multiprocessor, and the least number of programs it should hold.
 SIZES = [(32, 32), (64, 64), (64, 128), (128, 256), (256, 256)]
 
 
@@ -190,6 +182,7 @@ def test_kernels_of_other_head_sizes_spill_nothing(target, size):
         assert resources(result, target, size=size)["stack"] == 0, result
 
 
+# Bytes of shared memory of a multiprocessor, and the least number of programs it should hold.
 DEVICES = {80: (163 * 1024, 2), 90: (227 * 1024, 1), 100: (227 * 1024, 1)}
 
 
@@ -243,11 +236,8 @@ def test_what_surrounds_retention_spills_nothing(target, kernel, size):
     if module is cross_entropy_triton:
         constants, warps = {"TILE": cross_entropy_triton.COLUMNS_OF_TILE}, 8
     elif module is rotation_triton:
-        constants, warps = (
-            {"H": 8, "G": 2, "HALF": size // 2, "TILE": triton.next_power_of_2(size // 2)},
-            rotation_triton.WARPS,
-        )
-        constants |= {"BACK": True, "TOKENS": rotation_triton.TOKENS_OF_TILE}
+        constants = {"H": 8, "G": 2, "HALF": size // 2, "TILE": triton.next_power_of_2(size // 2), "BACK": True}
+        constants, warps = constants | {"TOKENS": rotation_triton.TOKENS_OF_TILE}, rotation_triton.WARPS
     elif "normed" in kernel.__name__:
         constants = {"H": 8, "V": size, "EPS": 1e-6, "HAS_WEIGHT": True} | gates_triton.tile_of_rows(size)
     else:
@@ -258,10 +248,8 @@ def test_what_surrounds_retention_spills_nothing(target, kernel, size):
 
 
 def test_segments_are_for_devices_that_states_would_leave_idle():
-    assert retention_triton.segments_of(programs=128, chunks=512, processors=132) == 1
-    assert retention_triton.segments_of(programs=8, chunks=512, processors=132) == 16
-    assert retention_triton.segments_of(programs=8, chunks=20, processors=132) == 5
-    assert retention_triton.segments_of(programs=8, chunks=1, processors=132) == 1
+    for programs, chunks, segments in ((128, 512, 1), (8, 512, 16), (8, 20, 5), (8, 1, 1)):
+        assert retention_triton.segments_of(programs=programs, chunks=chunks, processors=132) == segments
 
 
 def test_kernels_are_compiled_once_for_all_lengths_and_batches():
