@@ -35,12 +35,11 @@ from retnet_hf.conversion.replaced_folder import replace, whole, write_whole
 from retnet_hf.conversion.torchscale import to_torchscale
 
 
-pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
+pytestmark = pytest.mark.usefixtures("heard_again", "interruptible", "in_an_empty_folder")
 
 
 @pytest.fixture
-def source(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def source(tmp_path) -> Path:
     _, state_dict, config = foreign("fla")
     folder = write_folder(tmp_path / "source", state_dict, config)
     word_tokenizer().save_pretrained(folder)
@@ -84,8 +83,7 @@ def test_a_folder_becomes_one_that_loads_generates_and_says_where_it_is_from(ret
     assert sorted(path.name for path in source.parent.iterdir()) == ["made", "source"]
 
 
-def test_fairseq_checkpoints_carry_their_own_configuration(retnet_hf, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_fairseq_checkpoints_carry_their_own_configuration(retnet_hf):
     model = small_model("torchscale", decay_schedule="power_of_two", residual_multiplier=4**0.25)
     state_dict, config = to_torchscale(model)
     arguments = argparse.Namespace(**config | {"lr": [0.1], "vocab_size": -1})
@@ -98,8 +96,7 @@ def test_fairseq_checkpoints_carry_their_own_configuration(retnet_hf, tmp_path, 
 
 
 @pytest.mark.parametrize("layout", ["sharded", "bin"])
-def test_shards_and_pickles_of_either_layout_are_read(retnet_hf, tmp_path, monkeypatch, layout):
-    monkeypatch.chdir(tmp_path)
+def test_shards_and_pickles_of_either_layout_are_read(retnet_hf, tmp_path, layout):
     model, state_dict, config = foreign("fla of 2024")
     write_folder(tmp_path / "source", state_dict, config, layout)
     done(retnet_hf("convert", "source", "made", "--from", "fla"))
@@ -343,8 +340,7 @@ def test_of_several_files_the_one_that_from_pretrained_reads_is_converted(retnet
 
 
 @pytest.mark.parametrize("dialect", ["fla", "fla of 2024", "syncdoth"])
-def test_a_base_model_saved_by_itself_becomes_one(retnet_hf, tmp_path, monkeypatch, dialect):
-    monkeypatch.chdir(tmp_path)
+def test_a_base_model_saved_by_itself_becomes_one(retnet_hf, tmp_path, dialect):
     model, state_dict, config = foreign(dialect)
     base = {name.removeprefix("model."): value for name, value in state_dict.items() if name.startswith("model.")}
     write_folder(tmp_path / "source", base, config)
@@ -354,8 +350,7 @@ def test_a_base_model_saved_by_itself_becomes_one(retnet_hf, tmp_path, monkeypat
     assert all(torch.equal(made.state_dict()[name], value) for name, value in model.model.state_dict().items())
 
 
-def test_a_tied_tensor_may_be_there_under_either_of_its_names(retnet_hf, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_tied_tensor_may_be_there_under_either_of_its_names(retnet_hf, tmp_path):
     model, state_dict, config = foreign("fla", tie_word_embeddings=True)
     for lost in ("lm_head.weight", "model.embeddings.weight"):
         write_folder(tmp_path / "source", {name: value for name, value in state_dict.items() if name != lost}, config)
@@ -383,8 +378,7 @@ def test_what_is_beside_the_weights_is_kept(retnet_hf, source):
     assert weights(Path("made[v2]"))["model.norm.weight"].dtype == torch.float32, "what is written is what was read"
 
 
-def test_an_image_model_comes_with_its_processor_and_card(retnet_hf, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_image_model_comes_with_its_processor_and_card(retnet_hf, tmp_path):
     model = small_metaformer("pooling")
     state_dict, config = to_poolformer(model)
     write_folder(tmp_path / "source", state_dict, config)
@@ -402,8 +396,7 @@ def test_an_image_model_comes_with_its_processor_and_card(retnet_hf, tmp_path, m
     assert MetaFormerImageProcessorPil.from_pretrained("made").crop_pct == 0.95
 
 
-def test_the_line_that_loads_a_backbone_loads_it(retnet_hf, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_line_that_loads_a_backbone_loads_it(retnet_hf):
     assert how_to_load(small_rmt(RMTModel), "made").endswith("import AutoModel; AutoModel.from_pretrained('made')")
     backbone = small_rmt(RMTBackbone)
     backbone.save_pretrained("made")
@@ -413,8 +406,7 @@ def test_the_line_that_loads_a_backbone_loads_it(retnet_hf, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("target", ["fla", "torchscale", "syncdoth"])
-def test_a_model_is_written_as_a_folder_in_another_format(retnet_hf, tmp_path, monkeypatch, target):
-    monkeypatch.chdir(tmp_path)
+def test_a_model_is_written_as_a_folder_in_another_format(retnet_hf, target):
     options = {"decay_schedule": "power_of_two", "residual_multiplier": 4**0.25} if target != "fla" else {}
     model = small_model("fla" if target == "fla" else "torchscale", **options)
     model.generation_config.max_new_tokens = 7

@@ -32,7 +32,6 @@ from retnet_hf.conversion.moves import shapes_of
 
 pytest_plugins = ("foreign_folders",)  # the fixture `plain_minimax`
 
-
 FORMS = ("parallel", "recurrent", "chunkwise")
 
 

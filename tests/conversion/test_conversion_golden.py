@@ -193,7 +193,6 @@ def test_layouts_without_a_counterpart_are_refused_by_the_names_of_what_has_no_p
 
 EXPRESSIBLE = {"rotary_endpoint": True, "head_norm_affine": False}
 
-
 INEXPRESSIBLE = [
     (to_fla, {"rotary_endpoint": True}, "rotary_endpoint"),
     (to_fla, {"hidden_act": "gelu"}, "hidden_act"),
@@ -212,7 +211,6 @@ def test_what_a_format_cannot_express_is_refused_by_the_field(writer, fields, na
 
 
 NAME = "model.layers.1.attn.k_proj.weight"
-
 
 PLACES = [
     (NAME, None, rf"tensor {NAME} is missing"),

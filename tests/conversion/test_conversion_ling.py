@@ -18,13 +18,8 @@ from retnet_hf import RetNetHybridForCausalLM, RetNetState
 from retnet_hf.conversion.family_model_types import MODEL_TYPES
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 pytest_plugins = ("foreign_folders",)  # the fixture `plain_minimax`
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def test_the_state_holds_one_vector_of_a_token_for_all_heads(tmp_path):

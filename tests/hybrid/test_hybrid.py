@@ -14,6 +14,9 @@ from retnet_hf.ops.layout import layout_of
 from retnet_hf.ops.plan import Rotation
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
+
 def blocks_of(config, kind: str = "sliding_attention", batch: int = 1, length: int = 6, **options):
     """The columns that each block of queries reads, in layers of a kind; rotation does not count here."""
     layout = layout_of((batch, length), torch.device("cpu"), **options)
@@ -25,12 +28,6 @@ def mask_without(spans: dict[int, tuple[int, int]], batch: int, length: int) -> 
     for row, (start, stop) in spans.items():
         mask[row, start:stop] = 0
     return mask
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -18,10 +18,7 @@ from retnet_hf.linearization.distillation import DivergenceByRows, divergence_of
 from retnet_hf.linearization.transfer import decays_by_distance
 
 
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -9,6 +9,7 @@ from torch import Tensor
 from retnet_hf import RetNetState
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 MASK_TYPES = (torch.int64, torch.bool, torch.float32, torch.int32)
 MASKS = {
     "left": [[0] * (21 - length) + [1] * length for length in (21, 9, 1, 14)],
@@ -17,12 +18,6 @@ MASKS = {
     "absent": [[1] * 9 + [0] * 7, [0] * 9 + [1] * 7, [1] * 16],
 }
 SPLITS = ([1] * 30, [30], [1, 29], [29, 1], [8, 8, 8, 6], [3, 14, 1, 2, 10], [16, 14])
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def prompts() -> list[Tensor]:

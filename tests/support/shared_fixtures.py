@@ -39,6 +39,17 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session", params=COVERING)
 def model(request):
     return small_model(request.param)

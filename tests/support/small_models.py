@@ -308,7 +308,6 @@ EXPERTS = {"num_experts": 4}
 SIZES = {"qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
 LATENT = {"layer_types": ["linear_attention", "full_attention"], "kv_lora_rank": 6} | SIZES
 
-
 # another value of each field with an effect, and, where that depends on other fields, those
 CHANGES = {"vocab_size": 60, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
 CHANGES |= {"num_key_value_heads": 2, "intermediate_size": 96, "hidden_act": "gelu", "key_expansion": 0.5}

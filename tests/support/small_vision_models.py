@@ -106,7 +106,6 @@ VISION_FAMILIES = {
     ),
 }
 
-
 RECIPES = {
     # the authors', with what the presets leave at its default
     "authors": {"use_layer_scale": True, "layer_scale_init_value": 0.5},

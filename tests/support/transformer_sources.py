@@ -10,7 +10,6 @@ from torch.nn import functional as F
 SIZES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 512}
 
-
 # fields of transformers' configuration, and of ours
 FIELDS = {
     "Llama 3": ({"rope_parameters": LLAMA3}, {}),

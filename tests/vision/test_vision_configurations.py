@@ -158,7 +158,6 @@ METAFORMER_REFUSES = [
     ("output_gate_act", "x", "a name of transformers.activations.ACT2FN, got 'x'"),
 ]
 
-
 OF_FAMILIES = {small_vir_config: VIR_REFUSES, small_rmt_config: RMT_REFUSES, small_metaformer_config: METAFORMER_REFUSES}
 REFUSED = [(config, *row) for config, rows in OF_FAMILIES.items() for row in rows]
 

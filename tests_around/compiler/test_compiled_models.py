@@ -18,7 +18,7 @@ from retnet_hf.cpu.programs import AfterOperator, BeforeOperator
 from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer
 
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "no_gradients")
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +48,6 @@ def test_compiled_forward_of_images(name):
     compiled = torch.compile(model, fullgraph=True)
     with torch.no_grad():
         close(compiled(images).logits, model(images).logits)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 @pytest.mark.parametrize("padded", [False, True])

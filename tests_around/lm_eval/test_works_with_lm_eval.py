@@ -14,7 +14,6 @@ from small_models import VOCAB_SIZE, greedy, random_ids, small_model, word_token
 
 DOCUMENTS = 6
 
-
 TOKENIZER = word_tokenizer(VOCAB_SIZE - 1)  # the harness asks for an end of text, and stops there
 
 

@@ -16,15 +16,10 @@ from torchrun import free_port, started, wait_for_server
 from retnet_hf.export import ExportError, export_mlx
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 mlx = pytest.importorskip("mlx.core", reason="MLX has no package for this platform")
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
 DIALECTS = ["fla", "grouped", "from scratch", "torchscale"]
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def loaded(model, folder):

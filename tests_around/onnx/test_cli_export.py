@@ -193,7 +193,6 @@ PLACES = {  # files of a folder that name a class in a file of code beside them
 TRAIN = ("train", "book.txt", "--preset", "tiny", "--steps", 1, "--block-size", 8, "--output", "made", "--tokenizer")
 LINEARIZE = ("book.txt", "--block-size", 8, "--align-steps", 0, "--distill-steps", 1, "--batch-size", 1, "--output", "made")
 
-
 COMMANDS = {"generate": lambda folder: (folder, "w5", "-n", 2), "chat": lambda folder: (folder, "-n", 2)}
 COMMANDS |= {"export": lambda folder: (folder, "made"), "linearize": lambda folder: (folder, *LINEARIZE)}
 COMMANDS |= {"train": lambda folder: (*TRAIN[1:], folder)}

@@ -24,10 +24,7 @@ from retnet_hf.export.onnx_file import Runner, check, check_classifier, sides_of
 from retnet_hf.export.onnx_folder import genai_config
 
 
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 def in_pieces(read, ids):

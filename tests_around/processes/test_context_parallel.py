@@ -163,7 +163,6 @@ if rank == 0:
 accelerator.end_training()
 """
 
-
 MODEL, IDS, DATA = small_model(), random_ids(4, 21), random_ids(16, 17, seed=1)
 
 
