@@ -48,10 +48,6 @@ def source(tmp_path) -> Path:
     return folder
 
 
-def rewrite(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
-    save_file(state_dict, folder / "model.safetensors")
-
-
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_each_format_has_a_script(name, source, monkeypatch, capsys):
     script = ROOT / "conversion" / f"convert_{name}_to_hf.py"
@@ -112,7 +108,7 @@ class Malicious:
 
 
 def changed(folder: Path, name: str, value: torch.Tensor) -> None:
-    rewrite(folder, weights(folder) | {name: value})
+    save_file(weights(folder) | {name: value}, folder / WEIGHTS)
 
 
 def pickled(folder: Path, held: object, pickles=torch.save) -> None:
@@ -127,7 +123,7 @@ def configured(folder: Path, **fields) -> None:
 
 
 def other_model(folder: Path, model_type: str) -> None:
-    rewrite(folder, {"model.layers.0.self_attn.q_proj.weight": torch.ones(2, 2)})
+    save_file({"model.layers.0.self_attn.q_proj.weight": torch.ones(2, 2)}, folder / WEIGHTS)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
 
 
@@ -234,7 +230,7 @@ def test_a_result_is_never_lost(retnet_hf, source):
     before = tree(Path("made"))
     os.rename("made", ".made.replaced")  # a crash between the renames is made good
     refused(retnet_hf("convert", "source", "made"), "--overwrite")
-    rewrite(source, to_fla(small_model(seed=1))[0])
+    save_file(to_fla(small_model(seed=1))[0], source / WEIGHTS)
     with mock.patch.object(ModelCard, "save", side_effect=KeyboardInterrupt):
         answer = retnet_hf("convert", "source", "made", "--overwrite")
     assert (answer.code, answer.err) == (130, "retnet-hf: interrupted\n")
@@ -242,7 +238,7 @@ def test_a_result_is_never_lost(retnet_hf, source):
     changed(source, up, weights(source)[up] * math.nan)
     assert (retnet_hf("convert", "source", "made", "--overwrite").code, tree(Path("made"))) == (2, before)
     assert sorted(path.name for path in source.parent.iterdir()) == ["made", "source"]
-    rewrite(source, to_fla(small_model(seed=1))[0])
+    save_file(to_fla(small_model(seed=1))[0], source / WEIGHTS)
     done(retnet_hf("convert", "source", "made", "--overwrite"))
     assert tree(Path("made")) != before
 
@@ -290,7 +286,7 @@ def test_what_needs_no_conversion_and_what_is_unknown_is_said(retnet_hf, source)
 
 
 def test_inspect_says_what_a_checkpoint_is(retnet_hf, source):
-    rewrite(source, {name: value.bfloat16() for name, value in fused(weights(source)).items()})
+    save_file({name: value.bfloat16() for name, value in fused(weights(source)).items()}, source / WEIGHTS)
     text, model = " ".join(done(retnet_hf("inspect", "source")).out.split()), small_model()
     assert "fla: flash-linear-attention" in text
     assert f"parameters {model.num_parameters():,}" in text
@@ -363,7 +359,8 @@ def test_what_is_beside_the_weights_is_kept(retnet_hf, source):
     (source / "README.md").write_text("---\nlicense: other\nlicense_name: calm\nlicense_link: LICENSE\n---\n")
     (source / "generation_config.json").unlink()
     configured(source, do_sample=True, temperature=0.7)
-    rewrite(source, {name: value.bfloat16() if value.dim() > 1 else value for name, value in weights(source).items()})
+    narrowed = {name: value.bfloat16() if value.dim() > 1 else value for name, value in weights(source).items()}
+    save_file(narrowed, source / WEIGHTS)
     Path("source[").mkdir()
     source.rename("source[/b]")
     assert "parameters in made[v2]" in " ".join(done(retnet_hf("convert", "source[/b]", "made[v2]")).out.split())

@@ -30,6 +30,7 @@ from retnet_hf.conversion.minimax import from_minimax, to_minimax
 from retnet_hf.conversion.moves import shapes_of
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 pytest_plugins = ("foreign_folders",)  # the fixture `plain_minimax`
 
 FORMS = ("parallel", "recurrent", "chunkwise")
@@ -70,6 +71,7 @@ def test_without_their_casts_to_float32_logits_are_those_of_transformers_to_1e_1
         close(ours(IDS, retention_form=form).logits, theirs(IDS).logits, 1e-10)
 
 
+@torch.enable_grad()
 def test_loss_with_the_routers_and_gradients_are_those_of_transformers(theirs, ours):
     ids, losses = IDS, []
     for model in (theirs, ours):
@@ -93,13 +95,14 @@ def test_loss_with_the_routers_and_gradients_are_those_of_transformers(theirs, o
     assert sorted(compared) == sorted(name for name, _ in theirs.named_parameters())
 
 
-def test_what_is_written_loads_in_transformers_and_computes_the_same(ours):
+def test_what_is_written_loads_in_transformers_and_computes_the_same_for_any_number_of_heads(ours):
     state_dict, config = to_minimax(ours)
     again = eager(MiniMaxForCausalLM(MiniMaxConfig(**config)).double().eval())
     assert not any(again.load_state_dict(state_dict))
-    with torch.no_grad():
-        close(again(IDS).logits, ours(IDS).logits, 1e-4)  # their tables of decays are float32
+    close(again(IDS).logits, ours(IDS).logits, 1e-4)  # their tables of decays are float32
     same_tensors(to_minimax(from_minimax(state_dict, config))[0], state_dict)
+    theirs = small_minimax(hidden_size=48, num_attention_heads=6, num_key_value_heads=2)  # no power of two
+    assert to_minimax(from_minimax(theirs.state_dict(), theirs.config.to_dict()))[0].keys() == theirs.state_dict().keys()
 
 
 @pytest.mark.usefixtures("in_float64")
@@ -256,14 +259,7 @@ def test_minimax_without_a_head_and_in_the_layout_of_memory_loads(in_memory, pla
     saved.save_pretrained(tmp_path, save_original_format=not in_memory)
     loaded, report = model_class.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
-    with torch.no_grad():
-        close(eager(loaded)(IDS)[0], saved(IDS)[0], 1e-5)
-
-
-def test_a_minimax_of_heads_that_are_no_power_of_two_is_there_and_back():
-    theirs = small_minimax(hidden_size=48, num_attention_heads=6, num_key_value_heads=2)
-    state_dict, _ = to_minimax(from_minimax(theirs.state_dict(), theirs.config.to_dict()))
-    assert state_dict.keys() == theirs.state_dict().keys()
+    close(eager(loaded)(IDS)[0], saved(IDS)[0], 1e-5)
 
 
 def test_a_minimax_folder_loads_as_it_is_and_stays_the_model_of_transformers_for_auto_classes(plain_minimax, tmp_path):
@@ -272,8 +268,7 @@ def test_a_minimax_folder_loads_as_it_is_and_stays_the_model_of_transformers_for
     assert type(AutoModel.from_pretrained(tmp_path / "theirs")) is modeling_minimax.MiniMaxModel
     model, report = RetNetHybridForCausalLM.from_pretrained(tmp_path / "theirs", output_loading_info=True)
     assert not any(report.values()), report
-    with torch.no_grad():
-        close(eager(model)(IDS).logits, plain_minimax(IDS).logits, 1e-5)
+    close(eager(model)(IDS).logits, plain_minimax(IDS).logits, 1e-5)
     model.save_pretrained(tmp_path / "ours")
     names = load_file(tmp_path / "ours" / "model.safetensors").keys()
     assert not [name for name in names if "self_attn" in name or "moe" in name]
@@ -292,13 +287,12 @@ def test_the_published_layout_of_minimax_loads_as_it_is(plain_minimax, tmp_path)
 def test_a_text_that_the_published_model_reads_sparsely_is_refused_at_the_call():
     model, data = read("minicpm_sala/other_options")  # whose dense_len is 50
     ids = data.tensors["input_ids"].repeat(1, 2)
-    with torch.no_grad():
-        assert model(ids[:, :49]).logits.isfinite().all()
-        with pytest.raises(ValueError, match=r"at most 49 tokens with padding \(attention_max_length\), got 50"):
-            model(ids[:, :50])
-        state = model(ids[:, :49], use_cache=True).past_key_values
-        with pytest.raises(ValueError, match="at most 49 tokens"):
-            model(ids[:, :1], past_key_values=state)
+    assert model(ids[:, :49]).logits.isfinite().all()
+    with pytest.raises(ValueError, match=r"at most 49 tokens with padding \(attention_max_length\), got 50"):
+        model(ids[:, :50])
+    state = model(ids[:, :49], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="at most 49 tokens"):
+        model(ids[:, :1], past_key_values=state)
     model.generation_config.eos_token_id = None
     assert greedy(model, ids[:, :45], 5).shape == (1, 50)
     with pytest.raises(ValueError, match=r"prompt and new tokens must be at most 50 .*, got 51"):

@@ -170,8 +170,7 @@ def softmax_over_decayed_scores(query, key, value, state, tables, order, with_fi
 
 @pytest.mark.parametrize("case", at_hand(OFFICIAL))
 def test_the_authors_parallel_function_differs_by_its_softmax_alone(case, monkeypatch):
-    """With their softmax in the place of retention, everything around it is theirs: also the mirrored sequence, and the mean
-    that leaves out the first token."""
+    """With their softmax in its place, everything around it is theirs, also the mirrored sequence and the mean but first."""
     model, data = read(case)
     pixel_values, labels = data.tensors["pixel_values"], data.tensors["labels"]
     assert (model(pixel_values).logits - data.tensors["logits"]).abs().max() > 1

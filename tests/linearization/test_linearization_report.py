@@ -127,10 +127,8 @@ def report() -> what_was_kept.Report:
         vocabulary = what_was_kept.recalled_vocabulary(stream)
         measures = [what_was_kept.measure_text(model, stream, 32, vocabulary) for model in (teacher, student)]
         what_was_kept.measure_decoding(dict(zip((teacher, student), measures)), stream, 32)
-    trainings = [
-        what_was_kept.Training("align", "error", 3, 96, 60.0, 0.5, 0.25, 3e-3),
-        what_was_kept.Training("distill", "divergence", 4, 128, None, 1.0, 0.5, 1e-3),
-    ]
+    align = what_was_kept.Training("align", "error", 3, 96, 60.0, 0.5, 0.25, 3e-3)
+    trainings = [align, what_was_kept.Training("distill", "divergence", 4, 128, None, 1.0, 0.5, 1e-3)]
     made = {"source": "llama", "positions": 128, "options": "--window 8", "texts": ["a.txt"], "read": 9000, "block_size": 32}
     found = {"teacher": measures[0], "student": measures[1], "trainings": trainings}
     return what_was_kept.Report(**made, held_out=512, **found)

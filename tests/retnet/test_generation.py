@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from retnet_hf import RetNetState
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 SAMPLED = {"do_sample": True, "temperature": 1.5, "top_k": 20}
 BEAMS = {"num_beams": 4, "do_sample": False}
 # arguments of `generate()`, for which the state changes neither tokens nor scores
@@ -65,8 +66,7 @@ def test_small_models_use_their_context(model):
     ids = random_ids(2, 40)
     assert len(set(greedy(model, ids[:1, :8], 60)[0, 8:].tolist())) > 15
     ids[1, :5], ids[1, 6:] = ids[0, :5], ids[0, 6:]
-    with torch.no_grad():
-        one, other = model(ids).logits[:, 35:]
+    one, other = model(ids).logits[:, 35:]
     assert (one - other).abs().max() > 1e-2
 
 
@@ -134,9 +134,8 @@ def test_state_does_not_grow(dialect):
     short, long = (detailed(model, random_ids(2, 7), tokens).past_key_values for tokens in (5, 60))
     assert short.nbytes == long.nbytes > 0
     assert memory(short) == memory(long) >= long.nbytes
-    with torch.no_grad():
-        # of the layers, because generate() may also pass a mask, of which the state keeps four numbers
-        assert memory(model(random_ids(2, 300)).past_key_values.layers) == memory(short.layers)
+    # of the layers, because generate() may also pass a mask, of which the state keeps four numbers
+    assert memory(model(random_ids(2, 300)).past_key_values.layers) == memory(short.layers)
 
 
 def test_eos_and_padding_of_finished_rows(model):
@@ -177,8 +176,7 @@ def test_return_dict_in_generate(model):
     assert [score.shape for score in out.scores] == [(2, small_models.VOCAB_SIZE)] * 9
     assert [len(step) for step in out.hidden_states] == [model.config.num_hidden_layers + 1] * 9
     assert [step[0].shape for step in out.hidden_states] == [(2, 7, 32)] + [(2, 1, 32)] * 8
-    with torch.no_grad():
-        full = model(out.sequences[:, :-1], output_hidden_states=True)
+    full = model(out.sequences[:, :-1], output_hidden_states=True)
     close(torch.stack(out.logits, dim=1), full.logits[:, 6:])
     for layer, expected in enumerate(full.hidden_states):
         close(torch.cat([step[layer] for step in out.hidden_states], dim=1), expected)
@@ -218,10 +216,9 @@ def test_the_sampling_distribution_is_unchanged():
     """Two tokens drawn with a draft follow the model's own probabilities, though the draft's are others."""
     sizes = {"vocab_size": 4, "num_hidden_layers": 1, "pad_token_id": None, "bos_token_id": None}
     model, draft, prompt = small_model(**sizes, seed=9), small_model(**sizes, seed=7), torch.tensor([[1, 3, 2]])
-    with torch.no_grad():
-        first, drafted = ((each(prompt).logits[0, -1] / 3).softmax(-1) for each in (model, draft))
-        continued = torch.cat([prompt.expand(4, -1), torch.arange(4)[:, None]], dim=1)
-        second = (model(continued).logits[:, -1] / 3).softmax(-1)
+    first, drafted = ((each(prompt).logits[0, -1] / 3).softmax(-1) for each in (model, draft))
+    continued = torch.cat([prompt.expand(4, -1), torch.arange(4)[:, None]], dim=1)
+    second = (model(continued).logits[:, -1] / 3).softmax(-1)
     assert (first - drafted).abs().sum() > 0.3, "the draft is no test"
 
     torch.manual_seed(0)
@@ -285,7 +282,6 @@ def test_pipeline_from_folder(folder, tokenizer):
     assert half(TEXTS[0], **GREEDY)[0]["generated_text"].startswith(TEXTS[0])
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_pipeline_feature_extraction_batched(model, tokenizer, batch_size):
     """Un-batched, row by row: the state among the base model's outputs does not get in the way."""

@@ -89,8 +89,7 @@ def trained(model) -> tuple[list[Tensor], list[Tensor]]:
 
 @pytest.mark.parametrize("dialect", ["fla", "grouped", "torchscale"])
 def test_a_bf16_model_with_products_of_bf16_is_the_same_model(request, dialect):
-    """Its gradients have less than twice the errors that it has on a CPU, on average: that of a vector of four numbers, such
-    as the weight of a norm, is a matter of chance."""
+    """Its gradients have less than twice the errors that it has on a CPU, on average: single vectors are chance."""
     half, full = small_model(dialect).to(torch.bfloat16), small_model(dialect)
     full.load_state_dict(half.state_dict())
     (exact, exact_gradients), (_, wide_gradients) = trained(full), trained(half)

@@ -195,10 +195,7 @@ def test_tokens_that_do_not_continue_what_the_state_has_read_are_refused(tmp_pat
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_resumed_run_carries_on_with_the_state(tmp_path, accumulation):
-    """Resumed at any step of two epochs, training ends with the weights of an uninterrupted run.
-
-    An epoch has five segments, which two steps of two do not divide: Trainer makes a third step of what is left.
-    """
+    """At any step of two epochs of five segments, of which two steps of two leave one, which Trainer makes a third step."""
     tokens, lengths = torch.randint(0, 40, (2 * 16 * 5,)), []  # of the states that micro-batches begin with
     options = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-3, "seed": 3, "lr_scheduler_type": "constant"}
     options |= {"gradient_accumulation_steps": accumulation, "num_train_epochs": 2}

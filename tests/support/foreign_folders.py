@@ -145,13 +145,10 @@ def reversed_moves(model, moves: list[Move]) -> dict[str, Tensor]:
 def to_vir_official(model) -> Checkpoint:
     ours = model.config
     mean = ours.pooling.startswith("mean")
-    arguments = {
-        "img_size": list(ours.image_shape),
-        "global_pool": "avg" if mean else "token_last" if ours.pooling == "class_token" else "final",
-        "encode_mode": "bidirectional" if ours.mirror_sequence else "autoregressive",
-        "num_heads": ours.num_attention_heads,
-        "init_values": ours.layer_scale_init_value,
-    }
+    arguments = {"img_size": list(ours.image_shape)}
+    arguments |= {"global_pool": "avg" if mean else "token_last" if ours.pooling == "class_token" else "final"}
+    arguments |= {"encode_mode": "bidirectional" if ours.mirror_sequence else "autoregressive"}
+    arguments |= {"num_heads": ours.num_attention_heads, "init_values": ours.layer_scale_init_value}
     moves = vir_official.planned_moves(ours, "fc_norm" if mean else "norm")
     if ours.pooling == "mean_but_first":  # their model has this parameter without using it
         moves.append(Move(("cls_token",), (), known(torch.zeros(1, 1, ours.hidden_size))))

@@ -176,9 +176,7 @@ def left_padded(prompts: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def rounding(terms: int = 1, dtype: torch.dtype = torch.float32) -> float:
-    """What two computations of one function may differ by in `dtype`, as a part of the largest value: pass it to `close`.
-
-    Errors of a sum grow with the square root of its `terms`; 16 is for the operations around it, on both sides."""
+    """The tolerance of `close` for sums of so many `terms` in `dtype`, whose errors grow with the square root of them."""
     return 16 * torch.finfo(dtype).eps * terms**0.5
 
 

@@ -268,9 +268,7 @@ def test_peft_lora(model, tmp_path):
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     frozen = {name: parameter.clone() for name, parameter in base.named_parameters()}
     tuned = get_peft_model(base, LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
-    adapted = {name.rsplit(".", 1)[-1] for name, module in tuned.named_modules() if hasattr(module, "lora_A")}
-    linear = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    assert adapted == linear - {"lm_head"}
+    assert adapted(tuned) == linear_layers(model, "lm_head")
     with torch.no_grad():
         close(tuned(ids).logits.float(), model(ids).logits, 1e-5)
     run = trainer(tmp_path, tuned, max_steps=30, learning_rate=3e-2)

@@ -71,8 +71,7 @@ def test_logits_of_images_of_any_size_do_not_depend_on_each_other(model, size):
 
 @torch.no_grad()
 def test_outputs(family, model):
-    """(batch, num_labels) logits, features, and on request, by argument or by config, a state of each layer or stage, as a
-    tuple too; the same every time, also with interpolated positions at the model's own size."""
+    """Logits, features, and on request a state of each layer, as a tuple too; also interpolated at the model's own size."""
     images, labels = random_images(3), torch.tensor([0, 3, 1])
     out, base = model(images, labels=labels, output_hidden_states=True), model.base_model(images, output_hidden_states=True)
     assert out.logits.shape == (3, 5)
@@ -419,8 +418,7 @@ def segmenter(config_class: type) -> UperNetForSemanticSegmentation:
 
 @pytest.mark.parametrize("family", BACKBONES)
 def test_the_backbone_learns_and_is_saved(family, tmp_path):
-    """To tell the bright half of each picture from the dark one, head and backbone together. The folder names the backbone's
-    configuration, from which transformers finds the class."""
+    """To tell the bright half of each picture from the dark one; the folder names the backbone's configuration."""
     model, pixel_values = segmenter(family).train(), torch.zeros(2, 3, 32, 64)
     pixel_values[0, :, :, :32] = pixel_values[1, :, :, 32:] = 2
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

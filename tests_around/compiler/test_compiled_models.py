@@ -29,15 +29,14 @@ def one_layer():
 def test_compiled_forward(one_layer):
     """Of 21 tokens, which make three chunks; then steps on a state, whose memory stays where it is."""
     ids, compiled = random_ids(2, 21), torch.compile(one_layer, fullgraph=True)
-    with torch.no_grad():
-        out = compiled(ids, use_cache=False)
-        close(out.logits, one_layer(ids).logits)
-        assert out.past_key_values is None
-        assert not counters["graph_break"]
-        state = one_layer(ids[:, :14]).past_key_values
-        before = [layer.recurrent_states.data_ptr() for layer in state.layers]
-        logits = [compiled(token, past_key_values=state).logits for token in ids[:, 14:].split(1, dim=1)]
-        close(torch.cat(logits, dim=1), one_layer(ids).logits[:, 14:])
+    out = compiled(ids, use_cache=False)
+    close(out.logits, one_layer(ids).logits)
+    assert out.past_key_values is None
+    assert not counters["graph_break"]
+    state = one_layer(ids[:, :14]).past_key_values
+    before = [layer.recurrent_states.data_ptr() for layer in state.layers]
+    logits = [compiled(token, past_key_values=state).logits for token in ids[:, 14:].split(1, dim=1)]
+    close(torch.cat(logits, dim=1), one_layer(ids).logits[:, 14:])
     assert counters["stats"]["unique_graphs"] == 2
     assert [layer.recurrent_states.data_ptr() for layer in state.layers] == before
 
@@ -46,8 +45,7 @@ def test_compiled_forward(one_layer):
 def test_compiled_forward_of_images(name):
     model, images = VISION_FAMILIES[name].model(**VISION_FAMILIES[name].smallest), random_images()
     compiled = torch.compile(model, fullgraph=True)
-    with torch.no_grad():
-        close(compiled(images).logits, model(images).logits)
+    close(compiled(images).logits, model(images).logits)
 
 
 @pytest.mark.parametrize("padded", [False, True])

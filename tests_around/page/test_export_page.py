@@ -30,6 +30,7 @@ from retnet_hf.state.state_file import write_state_file
 
 BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 pytestmark = [
+    pytest.mark.usefixtures("no_gradients"),
     pytest.mark.skipif(None in (BROWSER, DRIVER), reason="there is no chromium with its chromedriver"),
     pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm, which fetches what a page needs"),
 ]
@@ -196,9 +197,8 @@ def test_a_state_of_the_page_goes_on_in_python(page, exported):
     ids = tokenizer(BEGINNING, return_tensors="pt")["input_ids"]
     assert int(state.get_seq_length()) == ids.shape[1]
     more = tokenizer(" And the earth", return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        found = model(more, past_key_values=state).logits
-        whole = model(torch.cat([ids, more], dim=1)).logits[:, ids.shape[1] :]
+    found = model(more, past_key_values=state).logits
+    whole = model(torch.cat([ids, more], dim=1)).logits[:, ids.shape[1] :]
     torch.testing.assert_close(found, whole, rtol=1e-3, atol=1e-3)
 
 
@@ -446,12 +446,11 @@ def test_the_keyboard_is_enough(page):
 def test_texts_begin_with_a_learned_state_and_weights_may_have_8_bits(tmp_path):
     tokenizer, model = train_tokenizer([TEXT], 300), small_model("fla", vocab_size=300, eos_token_id=0, num_hidden_layers=1)
     begun, own, written = tokenizer(BEGINNING, return_tensors="pt")["input_ids"], [], {}
-    with torch.no_grad():
-        state = model(torch.randint(300, (1, 20)), use_cache=True).past_key_values
-        outputs = model(begun, past_key_values=copy.deepcopy(state), use_cache=True)
-        for _ in range(24):
-            own.append(outputs.logits[0, -1].argmax().item())
-            outputs = model(torch.tensor([own[-1:]]), past_key_values=outputs.past_key_values, use_cache=True)
+    state = model(torch.randint(300, (1, 20)), use_cache=True).past_key_values
+    outputs = model(begun, past_key_values=copy.deepcopy(state), use_cache=True)
+    for _ in range(24):
+        own.append(outputs.logits[0, -1].argmax().item())
+        outputs = model(torch.tensor([own[-1:]]), past_key_values=outputs.past_key_values, use_cache=True)
     for kind in ("float32", "int8"):
         export_web(model, tmp_path / kind, tokenizer, kind=kind, state=state)
         page = Page(tmp_path / kind, tmp_path)
@@ -478,8 +477,7 @@ def test_what_a_browser_cannot_load_is_refused_and_leaves_nothing(tmp_path, toke
     (tmp_path / "cache").mkdir()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "letter.txt").write_text("mine")
-    with torch.no_grad():
-        two_rows = model(torch.zeros(2, 4, dtype=torch.int64), use_cache=True).past_key_values
+    two_rows = model(torch.zeros(2, 4, dtype=torch.int64), use_cache=True).past_key_values
     with pytest.raises(CheckpointError, match="is not empty"):
         export_web(model, tmp_path / "taken", tokenizer)
 

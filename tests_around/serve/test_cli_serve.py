@@ -184,9 +184,7 @@ def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(folder, retne
 
 @pytest.fixture(scope="module")
 def folder_with_code(tmp_path_factory):
-    """A model with its code and its tokenizer. The server takes a class by its name from transformers, and there is no
-    RetNetForCausalLM: `architectures` names the Auto class, which finds the code.
-    """
+    """A model with its code, whose `architectures` names the Auto class, since there is no class of transformers."""
     folder_with_code = tmp_path_factory.mktemp("with_code")
     with pytest.MonkeyPatch.context() as patch:
         for registered, auto_class in ((RetNetConfig, "AutoConfig"), (RetNetForCausalLM, "AutoModelForCausalLM")):

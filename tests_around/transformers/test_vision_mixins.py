@@ -74,8 +74,7 @@ class FeatureMapModelTests(VisionModelTests):
 def classes(family: str, *further: str) -> tuple[type, ...]:
     """The classes of a family, which transformers' tests know by what they are for."""
     endings = {"MODEL": "Model", "MODEL_FOR_IMAGE_CLASSIFICATION": "ForImageClassification"}
-    endings["MODEL_FOR_BACKBONE"] = "Backbone"
-    endings |= dict(zip(["MODEL_FOR_MASKED_IMAGE_MODELING"], further))
+    endings |= {"MODEL_FOR_BACKBONE": "Backbone"} | dict(zip(["MODEL_FOR_MASKED_IMAGE_MODELING"], further))
     found = {kind: getattr(retnet_hf, family + ending) for kind, ending in endings.items()}
     transformers_suite.enter_classes(common, family.lower(), found)
     return tuple(found.values())

@@ -50,13 +50,10 @@ CHUNKWISE = {
     "bfloat16, default chunk": {"length": 130, "heads": 1, "dtype": "bfloat16", "chunk_size": None, "largest_chunk": 128},
     "bfloat16, grouped heads, large numbers": GROUPED | OF_GROUPS | {"scale": 300.0},
 }
-STEPS = {
-    "step": {},
-    "step, mask and reset": {"mask": True, "reset": True},
-    "step, grouped heads, a decay for each": {"heads": 4, "groups": 2},
-    "step, grouped heads, a decay for each group": {"heads": 4, "groups": 2, "decays": 2, "mask": True},
-    "step, float16": {"dtype": "float16"},
-}
+STEPS = {"step": {}, "step, mask and reset": {"mask": True, "reset": True}}
+STEPS |= {"step, grouped heads, a decay for each": {"heads": 4, "groups": 2}}
+STEPS |= {"step, grouped heads, a decay for each group": {"heads": 4, "groups": 2, "decays": 2, "mask": True}}
+STEPS |= {"step, float16": {"dtype": "float16"}}
 ROTATIONS = {
     "rotation": {},
     "rotation of one token": {"length": 1},
@@ -76,12 +73,9 @@ GATES = {
     "gate": {"normed": False},
     "gate, bfloat16, several tiles": {"normed": False, "dtype": "bfloat16", "length": 40},
 }
-LOSSES = {
-    "cross entropy": {},
-    "cross entropy, several tiles, in place": {"columns": 9000, "in_place": True},
-    "cross entropy, bfloat16": {"dtype": "bfloat16", "columns": 100},
-    "cross entropy, float16, in place": {"dtype": "float16", "in_place": True},
-}
+LOSSES = {"cross entropy": {}, "cross entropy, several tiles, in place": {"columns": 9000, "in_place": True}}
+LOSSES |= {"cross entropy, bfloat16": {"dtype": "bfloat16", "columns": 100}}
+LOSSES |= {"cross entropy, float16, in place": {"dtype": "float16", "in_place": True}}
 SPLIT = {
     "segments of a rank": {},
     "segments of a rank, only neighbours": {"decay": 0.3},
@@ -91,19 +85,13 @@ SPLIT = {
     "segments of a rank, autocast": {"autocast": True},
     "segments of a rank, bfloat16": {"length": 80, "dtype": "bfloat16"},
 }
-PACKED = {
-    "documents": {"lengths": [20, 1, 37, 16, 0, 1, 5]},
-    "documents of one token": {"lengths": [1, 1]},
-    "documents, no states": {"lengths": [3, 40], "initial": False},
-    "documents, grouped heads": {"lengths": [18, 2], "heads": 4, "groups": 2, "decays": 2, "tokens_first": True},
-    "documents, bfloat16": {"lengths": [20, 1, 37], "dtype": "bfloat16"},
-}
-PACKED_STEPS = {
-    "steps of documents": {},
-    "steps of documents, some begin": {"begins": True},
-    "steps of documents, all rows": {"rows": False, "begins": True},
-    "steps of documents, grouped heads, bfloat16": {"groups": 2, "dtype": "bfloat16"},
-}
+PACKED = {"documents": {"lengths": [20, 1, 37, 16, 0, 1, 5]}, "documents of one token": {"lengths": [1, 1]}}
+PACKED |= {"documents, no states": {"lengths": [3, 40], "initial": False}}
+PACKED |= {"documents, grouped heads": {"lengths": [18, 2], "heads": 4, "groups": 2, "decays": 2, "tokens_first": True}}
+PACKED |= {"documents, bfloat16": {"lengths": [20, 1, 37], "dtype": "bfloat16"}}
+PACKED_STEPS = {"steps of documents": {}, "steps of documents, some begin": {"begins": True}}
+PACKED_STEPS |= {"steps of documents, all rows": {"rows": False, "begins": True}}
+PACKED_STEPS |= {"steps of documents, grouped heads, bfloat16": {"groups": 2, "dtype": "bfloat16"}}
 LAYERS = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_hidden_layers": 3}
 MODELS = {
     "model": {},
