@@ -1,11 +1,8 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """What models compute on a GPU is what they compute on a CPU: `python -m tests.on_a_card`.
 
-Small models of every family train, read, generate and change states in float32, on both devices, with each way to compute
-retention; the results are compared number by number. The kernels alone are compared with the recurrence in float64 by
-`tests.support.triton_interpreter`. Needs PyTorch, transformers and this checkout. Several processes share the GPU.
-
-Ends with status 1 and the names of what is wrong, or of what took too long; with status 0 and a reason without a GPU.
+Small models of every family, with each way to compute retention, are compared number by number, and kernels alone with the
+recurrence. Ends with status 1 and the names of what is wrong or took too long; with status 0 and a reason without a GPU.
 """
 
 import argparse
@@ -46,9 +43,7 @@ def padded(device: str) -> tuple[Tensor, Tensor]:
     return ids.to(device), mask.to(device)
 
 
-def trained(
-    model: nn.Module, call: Callable | None = None, kind: str = "", tokens: Tensor | None = None, **batch
-) -> Results:
+def trained(model: nn.Module, call: Callable | None = None, kind="", tokens: Tensor | None = None, **batch) -> Results:
     """Loss, logits of some tokens, and gradients of a step of training; `kind` begins the names of what is half as exact."""
     output = (model if call is None else call)(**batch)
     output.loss.backward()

@@ -23,7 +23,7 @@ from foreign_folders import foreign, fused, to_poolformer, write_folder
 from huggingface_hub import ModelCard
 from places import ROOT
 from safetensors.torch import save_file
-from small_models import small_llama, small_model, word_tokenizer
+from small_models import same_tensors, small_llama, small_model, word_tokenizer
 from small_vision_models import small_metaformer, small_rmt
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageClassification, GenerationConfig, pipeline
 
@@ -35,22 +35,17 @@ from retnet_hf.conversion.replaced_folder import replace, whole, write_whole
 from retnet_hf.conversion.torchscale import to_torchscale
 
 
-pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
+pytestmark = pytest.mark.usefixtures("heard_again", "interruptible", "in_an_empty_folder")
 
 
 @pytest.fixture
-def source(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def source(tmp_path) -> Path:
     _, state_dict, config = foreign("fla")
     folder = write_folder(tmp_path / "source", state_dict, config)
     word_tokenizer().save_pretrained(folder)
     GenerationConfig(max_new_tokens=7, do_sample=False, pad_token_id=0).save_pretrained(folder)
     (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# Somebody's model\n")
     return folder
-
-
-def rewrite(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
-    save_file(state_dict, folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
@@ -72,8 +67,7 @@ def test_a_folder_becomes_one_that_loads_generates_and_says_where_it_is_from(ret
     assert "each used once" in answer.out
     assert "AutoModelForCausalLM.from_pretrained('made')" in answer.out
     model = AutoModelForCausalLM.from_pretrained("made")
-    for name, value in small_model().state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
+    same_tensors(model.state_dict(), small_model().state_dict())
     assert model.generation_config.max_new_tokens == 7
     assert transformers.AutoTokenizer.from_pretrained("made").get_vocab() == word_tokenizer().get_vocab()
     card = ModelCard.load("made/README.md")
@@ -85,8 +79,7 @@ def test_a_folder_becomes_one_that_loads_generates_and_says_where_it_is_from(ret
     assert sorted(path.name for path in source.parent.iterdir()) == ["made", "source"]
 
 
-def test_fairseq_checkpoints_carry_their_own_configuration(retnet_hf, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_fairseq_checkpoints_carry_their_own_configuration(retnet_hf):
     model = small_model("torchscale", decay_schedule="power_of_two", residual_multiplier=4**0.25)
     state_dict, config = to_torchscale(model)
     arguments = argparse.Namespace(**config | {"lr": [0.1], "vocab_size": -1})
@@ -99,8 +92,7 @@ def test_fairseq_checkpoints_carry_their_own_configuration(retnet_hf, tmp_path, 
 
 
 @pytest.mark.parametrize("layout", ["sharded", "bin"])
-def test_shards_and_pickles_of_either_layout_are_read(retnet_hf, tmp_path, monkeypatch, layout):
-    monkeypatch.chdir(tmp_path)
+def test_shards_and_pickles_of_either_layout_are_read(retnet_hf, tmp_path, layout):
     model, state_dict, config = foreign("fla of 2024")
     write_folder(tmp_path / "source", state_dict, config, layout)
     done(retnet_hf("convert", "source", "made", "--from", "fla"))
@@ -116,7 +108,7 @@ class Malicious:
 
 
 def changed(folder: Path, name: str, value: torch.Tensor) -> None:
-    rewrite(folder, weights(folder) | {name: value})
+    save_file(weights(folder) | {name: value}, folder / WEIGHTS)
 
 
 def pickled(folder: Path, held: object, pickles=torch.save) -> None:
@@ -131,7 +123,7 @@ def configured(folder: Path, **fields) -> None:
 
 
 def other_model(folder: Path, model_type: str) -> None:
-    rewrite(folder, {"model.layers.0.self_attn.q_proj.weight": torch.ones(2, 2)})
+    save_file({"model.layers.0.self_attn.q_proj.weight": torch.ones(2, 2)}, folder / WEIGHTS)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
 
 
@@ -238,16 +230,15 @@ def test_a_result_is_never_lost(retnet_hf, source):
     before = tree(Path("made"))
     os.rename("made", ".made.replaced")  # a crash between the renames is made good
     refused(retnet_hf("convert", "source", "made"), "--overwrite")
-    rewrite(source, to_fla(small_model(seed=1))[0])
+    save_file(to_fla(small_model(seed=1))[0], source / WEIGHTS)
     with mock.patch.object(ModelCard, "save", side_effect=KeyboardInterrupt):
         answer = retnet_hf("convert", "source", "made", "--overwrite")
     assert (answer.code, answer.err) == (130, "retnet-hf: interrupted\n")
     up = "model.layers.0.mlp.up_proj.weight"
     changed(source, up, weights(source)[up] * math.nan)
-    assert retnet_hf("convert", "source", "made", "--overwrite").code == 2
-    assert tree(Path("made")) == before
+    assert (retnet_hf("convert", "source", "made", "--overwrite").code, tree(Path("made"))) == (2, before)
     assert sorted(path.name for path in source.parent.iterdir()) == ["made", "source"]
-    rewrite(source, to_fla(small_model(seed=1))[0])
+    save_file(to_fla(small_model(seed=1))[0], source / WEIGHTS)
     done(retnet_hf("convert", "source", "made", "--overwrite"))
     assert tree(Path("made")) != before
 
@@ -295,9 +286,8 @@ def test_what_needs_no_conversion_and_what_is_unknown_is_said(retnet_hf, source)
 
 
 def test_inspect_says_what_a_checkpoint_is(retnet_hf, source):
-    rewrite(source, {name: value.bfloat16() for name, value in fused(weights(source)).items()})
-    text = " ".join(done(retnet_hf("inspect", "source")).out.split())
-    model = small_model()
+    save_file({name: value.bfloat16() for name, value in fused(weights(source)).items()}, source / WEIGHTS)
+    text, model = " ".join(done(retnet_hf("inspect", "source")).out.split()), small_model()
     assert "fla: flash-linear-attention" in text
     assert f"parameters {model.num_parameters():,}" in text
     assert "dtype bfloat16" in text
@@ -349,8 +339,7 @@ def test_of_several_files_the_one_that_from_pretrained_reads_is_converted(retnet
 
 
 @pytest.mark.parametrize("dialect", ["fla", "fla of 2024", "syncdoth"])
-def test_a_base_model_saved_by_itself_becomes_one(retnet_hf, tmp_path, monkeypatch, dialect):
-    monkeypatch.chdir(tmp_path)
+def test_a_base_model_saved_by_itself_becomes_one(retnet_hf, tmp_path, dialect):
     model, state_dict, config = foreign(dialect)
     base = {name.removeprefix("model."): value for name, value in state_dict.items() if name.startswith("model.")}
     write_folder(tmp_path / "source", base, config)
@@ -360,8 +349,7 @@ def test_a_base_model_saved_by_itself_becomes_one(retnet_hf, tmp_path, monkeypat
     assert all(torch.equal(made.state_dict()[name], value) for name, value in model.model.state_dict().items())
 
 
-def test_a_tied_tensor_may_be_there_under_either_of_its_names(retnet_hf, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_tied_tensor_may_be_there_under_either_of_its_names(retnet_hf, tmp_path):
     model, state_dict, config = foreign("fla", tie_word_embeddings=True)
     for lost in ("lm_head.weight", "model.embeddings.weight"):
         write_folder(tmp_path / "source", {name: value for name, value in state_dict.items() if name != lost}, config)
@@ -374,7 +362,8 @@ def test_what_is_beside_the_weights_is_kept(retnet_hf, source):
     (source / "README.md").write_text("---\nlicense: other\nlicense_name: calm\nlicense_link: LICENSE\n---\n")
     (source / "generation_config.json").unlink()
     configured(source, do_sample=True, temperature=0.7)
-    rewrite(source, {name: value.bfloat16() if value.dim() > 1 else value for name, value in weights(source).items()})
+    narrowed = {name: value.bfloat16() if value.dim() > 1 else value for name, value in weights(source).items()}
+    save_file(narrowed, source / WEIGHTS)
     Path("source[").mkdir()
     source.rename("source[/b]")
     assert "parameters in made[v2]" in " ".join(done(retnet_hf("convert", "source[/b]", "made[v2]")).out.split())
@@ -389,8 +378,7 @@ def test_what_is_beside_the_weights_is_kept(retnet_hf, source):
     assert weights(Path("made[v2]"))["model.norm.weight"].dtype == torch.float32, "what is written is what was read"
 
 
-def test_an_image_model_comes_with_its_processor_and_card(retnet_hf, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_image_model_comes_with_its_processor_and_card(retnet_hf, tmp_path):
     model = small_metaformer("pooling")
     state_dict, config = to_poolformer(model)
     write_folder(tmp_path / "source", state_dict, config)
@@ -408,8 +396,7 @@ def test_an_image_model_comes_with_its_processor_and_card(retnet_hf, tmp_path, m
     assert MetaFormerImageProcessorPil.from_pretrained("made").crop_pct == 0.95
 
 
-def test_the_line_that_loads_a_backbone_loads_it(retnet_hf, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_line_that_loads_a_backbone_loads_it(retnet_hf):
     assert how_to_load(small_rmt(RMTModel), "made").endswith("import AutoModel; AutoModel.from_pretrained('made')")
     backbone = small_rmt(RMTBackbone)
     backbone.save_pretrained("made")
@@ -419,8 +406,7 @@ def test_the_line_that_loads_a_backbone_loads_it(retnet_hf, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("target", ["fla", "torchscale", "syncdoth"])
-def test_a_model_is_written_as_a_folder_in_another_format(retnet_hf, tmp_path, monkeypatch, target):
-    monkeypatch.chdir(tmp_path)
+def test_a_model_is_written_as_a_folder_in_another_format(retnet_hf, target):
     options = {"decay_schedule": "power_of_two", "residual_multiplier": 4**0.25} if target != "fla" else {}
     model = small_model("fla" if target == "fla" else "torchscale", **options)
     model.generation_config.max_new_tokens = 7
@@ -434,8 +420,7 @@ def test_a_model_is_written_as_a_folder_in_another_format(retnet_hf, tmp_path, m
     done(retnet_hf("convert", "theirs", "again", "--from", target))
     again = AutoModelForCausalLM.from_pretrained("again")
     assert again.generation_config.max_new_tokens == 7
-    for name, value in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
+    same_tensors(again.state_dict(), model.state_dict())
     refused(retnet_hf("convert", "mine", "theirs", "--to", target), "not empty")
     refused(retnet_hf("convert", "mine", "other", "--to", "rmt"), "formats fla, torchscale", "not in rmt")
     small_llama().save_pretrained("llama")

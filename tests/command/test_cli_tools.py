@@ -73,8 +73,7 @@ def test_a_tokenizer_without_eos_is_enough_to_write_and_to_export_and_cannot_sep
 def test_prompts_begin_as_texts_do_in_training_and_end_without_eos(workplace, single):
     """Also of the tokenizer that the commands save, and other programs load."""
     begin = [int(name[1:]) for name in single.split("$A")[0].split()]
-    tokenizer = word_tokenizer()
-    tokenizer.eos_token = "w92"
+    tokenizer = word_tokenizer(92)
     special = [(f"w{number}", number) for number in (91, 92, 93)]
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=special)
     tokenizer.save_pretrained("model")
@@ -313,7 +312,7 @@ def templates(tmp_path_factory) -> Path:
     return folder
 
 
-def test_no_damaged_or_hostile_folder_leads_to_a_traceback_to_code_or_to_a_file_elsewhere(
+def test_no_damaged_or_hostile_folder_leads_to_a_traceback_or_runs_code_or_writes_elsewhere(
     retnet_hf, templates, tmp_path, monkeypatch
 ):
     """What is done by this process is watched: commands, and files that are written outside of a folder."""

@@ -12,21 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from foreign_folders import folder_of, published_minimax, small_minimax, write
+from foreign_folders import folder_of, published_minimax, small_minimax, write_folder
 from golden import SMALL, golden, read
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 from small_models import FAMILIES, close, greedy, same_tensors, small_config, small_model
 from torch import Tensor
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    MiniMaxConfig,
-    MiniMaxForCausalLM,
-    MiniMaxModel,
-)
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM, MiniMaxConfig, MiniMaxForCausalLM
 from transformers.models.minimax import modeling_minimax
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridModel
@@ -38,8 +30,8 @@ from retnet_hf.conversion.minimax import from_minimax, to_minimax
 from retnet_hf.conversion.moves import shapes_of
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 pytest_plugins = ("foreign_folders",)  # the fixture `plain_minimax`
-
 
 FORMS = ("parallel", "recurrent", "chunkwise")
 
@@ -79,6 +71,7 @@ def test_without_their_casts_to_float32_logits_are_those_of_transformers_to_1e_1
         close(ours(IDS, retention_form=form).logits, theirs(IDS).logits, 1e-10)
 
 
+@torch.enable_grad()
 def test_loss_with_the_routers_and_gradients_are_those_of_transformers(theirs, ours):
     ids, losses = IDS, []
     for model in (theirs, ours):
@@ -102,13 +95,14 @@ def test_loss_with_the_routers_and_gradients_are_those_of_transformers(theirs, o
     assert sorted(compared) == sorted(name for name, _ in theirs.named_parameters())
 
 
-def test_what_is_written_loads_in_transformers_and_computes_the_same(ours):
+def test_what_is_written_loads_in_transformers_and_computes_the_same_for_any_number_of_heads(ours):
     state_dict, config = to_minimax(ours)
     again = eager(MiniMaxForCausalLM(MiniMaxConfig(**config)).double().eval())
     assert not any(again.load_state_dict(state_dict))
-    with torch.no_grad():
-        close(again(IDS).logits, ours(IDS).logits, 1e-4)  # their tables of decays are float32
+    close(again(IDS).logits, ours(IDS).logits, 1e-4)  # their tables of decays are float32
     same_tensors(to_minimax(from_minimax(state_dict, config))[0], state_dict)
+    theirs = small_minimax(hidden_size=48, num_attention_heads=6, num_key_value_heads=2)  # no power of two
+    assert to_minimax(from_minimax(theirs.state_dict(), theirs.config.to_dict()))[0].keys() == theirs.state_dict().keys()
 
 
 @pytest.mark.usefixtures("in_float64")
@@ -208,10 +202,10 @@ def test_what_only_convert_or_nothing_reads_is_refused_by_from_pretrained(plain_
         RetNetHybridForCausalLM.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("family", ["ling", "minicpm_sala", "ring_lite", "ring", "hypenet"])
-def test_it_is_told_from_its_relatives(family):
-    data = golden(f"{family}/published_like", SMALL)
-    assert next(name for name, form in FORMATS.items() if form.recognises(data.state_dict.keys(), data.config)) == family
+def test_each_family_is_told_from_its_relatives():
+    for family in ("ling", "minicpm_sala", "ring_lite", "ring", "hypenet"):
+        weights, config, *_ = golden(f"{family}/published_like", SMALL)
+        assert next(name for name, form in FORMATS.items() if form.recognises(weights.keys(), config)) == family
 
 
 @pytest.mark.usefixtures("heard_again", "interruptible")
@@ -231,7 +225,7 @@ def test_the_bias_of_a_router_stays_in_float32(tmp_path):
     """Rounded to bfloat16, it would choose other experts."""
     data = golden("ring/published_like", SMALL)
     biases = {name: value + 4.001 for name, value in data.state_dict.items() if name.endswith("expert_bias")}
-    write(tmp_path, {name: value.bfloat16() for name, value in data.state_dict.items()} | biases, data.config)
+    write_folder(tmp_path, {name: value.bfloat16() for name, value in data.state_dict.items()} | biases, data.config)
     model = RetNetHybridForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert model.dtype == torch.bfloat16
     for name, bias in biases.items():
@@ -259,33 +253,22 @@ def test_a_base_is_read_from_either_place_and_auto_config_reads_fields():
     assert AutoConfig.for_model("hypenet", **fields).to_dict() == RetNetHybridConfig.from_dict(content).to_dict()
 
 
-@pytest.mark.parametrize("layout", ["without a head", "in memory"])
-def test_other_layouts_of_transformers_minimax_load(layout, plain_minimax, tmp_path):
-    saved, model_class, options = {
-        "in memory": (plain_minimax, RetNetHybridForCausalLM, {"save_original_format": False}),
-        "without a head": (plain_minimax.model, RetNetHybridModel, {}),
-    }[layout]
-    saved.save_pretrained(tmp_path, **options)
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_minimax_without_a_head_and_in_the_layout_of_memory_loads(in_memory, plain_minimax, tmp_path):
+    saved, model_class = (plain_minimax, RetNetHybridForCausalLM) if in_memory else (plain_minimax.model, RetNetHybridModel)
+    saved.save_pretrained(tmp_path, save_original_format=not in_memory)
     loaded, report = model_class.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
-    with torch.no_grad():
-        close(eager(loaded)(IDS)[0], saved(IDS)[0], 1e-5)
-
-
-def test_a_minimax_of_heads_that_are_no_power_of_two_is_there_and_back():
-    theirs = small_minimax(hidden_size=48, num_attention_heads=6, num_key_value_heads=2)
-    state_dict, _ = to_minimax(from_minimax(theirs.state_dict(), theirs.config.to_dict()))
-    assert state_dict.keys() == theirs.state_dict().keys()
+    close(eager(loaded)(IDS)[0], saved(IDS)[0], 1e-5)
 
 
 def test_a_minimax_folder_loads_as_it_is_and_stays_the_model_of_transformers_for_auto_classes(plain_minimax, tmp_path):
     plain_minimax.save_pretrained(tmp_path / "theirs")
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")) is MiniMaxForCausalLM
-    assert type(AutoModel.from_pretrained(tmp_path / "theirs")) is MiniMaxModel
+    assert type(AutoModel.from_pretrained(tmp_path / "theirs")) is modeling_minimax.MiniMaxModel
     model, report = RetNetHybridForCausalLM.from_pretrained(tmp_path / "theirs", output_loading_info=True)
     assert not any(report.values()), report
-    with torch.no_grad():
-        close(eager(model)(IDS).logits, plain_minimax(IDS).logits, 1e-5)
+    close(eager(model)(IDS).logits, plain_minimax(IDS).logits, 1e-5)
     model.save_pretrained(tmp_path / "ours")
     names = load_file(tmp_path / "ours" / "model.safetensors").keys()
     assert not [name for name in names if "self_attn" in name or "moe" in name]
@@ -294,7 +277,7 @@ def test_a_minimax_folder_loads_as_it_is_and_stays_the_model_of_transformers_for
 
 def test_the_published_layout_of_minimax_loads_as_it_is(plain_minimax, tmp_path):
     state_dict, config = published_minimax(plain_minimax)
-    write(tmp_path, state_dict, config)
+    write_folder(tmp_path, state_dict, config, "sharded")
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert type(model) is RetNetHybridForCausalLM
     assert not any(report.values()), report
@@ -304,13 +287,12 @@ def test_the_published_layout_of_minimax_loads_as_it_is(plain_minimax, tmp_path)
 def test_a_text_that_the_published_model_reads_sparsely_is_refused_at_the_call():
     model, data = read("minicpm_sala/other_options")  # whose dense_len is 50
     ids = data.tensors["input_ids"].repeat(1, 2)
-    with torch.no_grad():
-        assert model(ids[:, :49]).logits.isfinite().all()
-        with pytest.raises(ValueError, match=r"at most 49 tokens with padding \(attention_max_length\), got 50"):
-            model(ids[:, :50])
-        state = model(ids[:, :49], use_cache=True).past_key_values
-        with pytest.raises(ValueError, match="at most 49 tokens"):
-            model(ids[:, :1], past_key_values=state)
+    assert model(ids[:, :49]).logits.isfinite().all()
+    with pytest.raises(ValueError, match=r"at most 49 tokens with padding \(attention_max_length\), got 50"):
+        model(ids[:, :50])
+    state = model(ids[:, :49], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="at most 49 tokens"):
+        model(ids[:, :1], past_key_values=state)
     model.generation_config.eos_token_id = None
     assert greedy(model, ids[:, :45], 5).shape == (1, 50)
     with pytest.raises(ValueError, match=r"prompt and new tokens must be at most 50 .*, got 51"):
@@ -348,8 +330,7 @@ def test_a_conversion_takes_the_memory_of_one_shard_and_of_one_tensor(tmp_path):
     config |= {"hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, "vocab_size": 64, "moe_intermediate_size": 256}
     config |= {"num_experts": 32, "num_hidden_layers": 8, "n_group": 4, "intermediate_size": 256}
     planned = FORMATS["ring"].plan({}, config)
-    shapes = shapes_of(planned.reverse(planned.empty_model().to("meta")))
-    folder, homes = tmp_path / "source", {}
+    shapes, folder, homes = shapes_of(planned.reverse(planned.empty_model().to("meta"))), tmp_path / "source", {}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     for layer in range(8):
@@ -386,8 +367,7 @@ for kind in ("linear_attention", "full_attention", "mlp"):
 PUBLISHED = {
     "hypenet 5B": (
         {"vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "expand_kv_proj": True}
-        | heads(32, 8)
-        | mixers(36, (0, 1, 7, 14, 15, 22, 24, 31, 33)),
+        | {**heads(32, 8), **mixers(36, (0, 1, 7, 14, 15, 22, 24, 31, 33))},
         (4.8, 5.2),
     ),
     "transnormer 1B": (
@@ -396,37 +376,29 @@ PUBLISHED = {
         (0.96, 1.04),
     ),
     "minimax 456B": (
-        MINIMAX
-        | {"hidden_size": 6144, "intermediate_size": 9216, "num_hidden_layers": 80, "vocab_size": 200064}
-        | heads(64, 8)
-        | {"num_experts_per_tok": 2, "num_local_experts": 32},
+        {**MINIMAX, "hidden_size": 6144, "intermediate_size": 9216, "num_hidden_layers": 80, "vocab_size": 200064}
+        | {**heads(64, 8), "num_experts_per_tok": 2, "num_local_experts": 32},
         (437.8, 474.2),
     ),
     "ring 16B": (
-        _RING
-        | {"hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 20, "moe_intermediate_size": 512}
-        | heads(16, 4)
-        | {"layer_group_size": 5, "group_norm_size": 4},
+        {**_RING, "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 20, "moe_intermediate_size": 512}
+        | {**heads(16, 4), "layer_group_size": 5, "group_norm_size": 4},
         (15.4, 16.6),
     ),
     "ling 105B": (
-        _RING
-        | {"hidden_size": 4096, "intermediate_size": 9216, "num_hidden_layers": 32, "moe_intermediate_size": 1024}
-        | heads(32, 32)
-        | {"layer_group_size": 8, "num_nextn_predict_layers": 0}
+        {**_RING, "hidden_size": 4096, "intermediate_size": 9216, "num_hidden_layers": 32, "moe_intermediate_size": 1024}
+        | {**heads(32, 32), "layer_group_size": 8, "num_nextn_predict_layers": 0}
         | {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
         (103, 108),
     ),
     "minicpm_sala 9B": (
         {"vocab_size": 73448, "hidden_size": 4096, "intermediate_size": 16384, "dim_model_base": 256}
-        | heads(32, 2)
-        | mixers(32, (0, 9, 16, 17, 22, 29, 30, 31), "minicpm4"),
+        | {**heads(32, 2), **mixers(32, (0, 9, 16, 17, 22, 29, 30, 31), "minicpm4")},
         (9.4, 9.6),
     ),
     "ring_lite 17B": (
         {"vocab_size": 126464, "hidden_size": 2048, "intermediate_size": 5632, "moe_intermediate_size": 1408}
-        | {"num_hidden_layers": 28, "layer_group_size": 7, "num_experts": 64, "num_experts_per_tok": 6}
-        | heads(16, 4),
+        | {**heads(16, 4), "num_hidden_layers": 28, "layer_group_size": 7, "num_experts": 64, "num_experts_per_tok": 6},
         (17.0, 17.2),
     ),
 }
@@ -459,8 +431,7 @@ def test_published_sizes_have_the_layers_decays_and_limits_of_their_cards():
     assert [layer for layer, kind in enumerate(ling.layer_types) if kind == "full_attention"] == [7, 15, 23, 31]
     assert ling.decays(0)[0] == pytest.approx(0.431, abs=1e-3)  # exp(-2^(-1/4) (1 + 1e-5))
     softmax = [layer for layer, kind in enumerate(sala.layer_types) if kind == "full_attention"]
-    assert softmax == [0, 9, 16, 17, 22, 29, 30, 31]
-    assert (sala.logits_scaling, sala.attention_max_length) == (16, 8191)
+    assert (softmax, (sala.logits_scaling, sala.attention_max_length)) == ([0, 9, 16, 17, 22, 29, 30, 31], (16, 8191))
     assert {tuple(sala.decays(layer)) for layer in range(32)} == {tuple(sala.decays(0))}
 
 

@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Ling-2.5 and Ling-2.6: retention, multi-head latent attention and experts.
-
-The expected outputs were computed in float64 by a plain program, which computes the keys and values of each head.
-"""
+"""Ling-2.5 and Ling-2.6, against a plain program in float64: retention, multi-head latent attention and experts."""
 
 import json
 
@@ -21,13 +18,8 @@ from retnet_hf import RetNetHybridForCausalLM, RetNetState
 from retnet_hf.conversion.family_model_types import MODEL_TYPES
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 pytest_plugins = ("foreign_folders",)  # the fixture `plain_minimax`
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def test_the_state_holds_one_vector_of_a_token_for_all_heads(tmp_path):

@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Image models of other implementations: recognised, sized without a configuration, read from their files, or refused.
-
-That a converted RMT or PoolFormer computes what the original does is tested in `test_metaformer.py`.
-"""
+"""Image models of other implementations: recognised, sized without a configuration, read from their files, or refused."""
 
 import copy
 import json
@@ -63,8 +60,7 @@ def test_a_released_size_needs_no_configuration(size):
 def test_the_token_classifier_that_reads_the_projection():
     """The training log of S* counts 1024 inputs, where the published code has 512."""
     plan = planned("rmt", released_rmt("S*"), rmt_weights, weight=(1000, 1024))
-    assert plan.config.token_classifier_input == "projection"
-    assert plan.empty_model().num_parameters() == 27_992_240
+    assert (plan.config.token_classifier_input, plan.empty_model().num_parameters()) == ("projection", 27_992_240)
 
     weights, arguments = to_rmt(small_rmt())
     wide = {"aux_head.weight": torch.randn(5, 20), "aux_head.bias": torch.randn(5)}
@@ -174,8 +170,7 @@ def softmax_over_decayed_scores(query, key, value, state, tables, order, with_fi
 
 @pytest.mark.parametrize("case", at_hand(OFFICIAL))
 def test_the_authors_parallel_function_differs_by_its_softmax_alone(case, monkeypatch):
-    """With their softmax in the place of retention, everything around it is theirs: also the mirrored sequence, and the mean
-    that leaves out the first token."""
+    """With their softmax in its place, everything around it is theirs, also the mirrored sequence and the mean but first."""
     model, data = read(case)
     pixel_values, labels = data.tensors["pixel_values"], data.tensors["labels"]
     assert (model(pixel_values).logits - data.tensors["logits"]).abs().max() > 1

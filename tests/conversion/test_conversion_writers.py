@@ -28,12 +28,11 @@ TAKEN = {
     "minimax": FAMILIES["minimax"]
     | {"decay_schedule": decays_with_factors("alibi", 4, minimax.depth_factors(3)), "head_norm_eps": 1e-6 / 8},
     "transnormer": FAMILIES["transnormer"]
-    | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(2, 0)), "rms_norm_eps": EPSILON}
-    | {"head_norm_eps": EPSILON / 8},
+    | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(2, 0))}
+    | {"rms_norm_eps": EPSILON, "head_norm_eps": EPSILON / 8},
     "ring": FAMILIES["ring"] | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3))},
     "ring_lite": FAMILIES["ring"]
-    | {"decay_schedule": FROM_0}
-    | {"head_norm_groups": 1, "use_qk_norm": False}
+    | {"decay_schedule": FROM_0, "head_norm_groups": 1, "use_qk_norm": False}
     | {"router_act": "softmax", "use_router_bias": False, "n_group": None, "topk_group": None, "routed_scaling_factor": 1.0}
     | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "ling": FAMILIES["ring"]

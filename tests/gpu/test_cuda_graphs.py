@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Decode steps that are captured and replayed: the same tokens as without, in every use of `generate()`.
-
-On a CPU, `RecordedGraph` stands in for CUDA graphs. With a GPU, the same tests run with real graphs there, too.
-"""
+"""Decode steps that are captured and replayed: the same tokens as without, with stand-ins on a CPU, and graphs on a GPU."""
 
 import copy
 import os
@@ -35,10 +32,7 @@ def memory_of(tensor: Tensor) -> int:
 
 
 class Recorder(TorchDispatchMode):
-    """Records operations with their operands: numbers as they are now, tensors by their memory.
-
-    Raises RuntimeError where a value is read, as a GPU does while it captures.
-    """
+    """Records operations with their operands, and raises RuntimeError where a value is read, as a GPU that captures."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,8 +168,7 @@ USES = {
 
 @pytest.mark.parametrize("use", [*USES, "inference mode", "embeddings", "finished rows"])
 def test_uses(place, use):
-    model, options = place.model(), {"do_sample": False} | USES.get(use, {})
-    inputs = {"input_ids": place.ids()}
+    model, options, inputs = place.model(), {"do_sample": False} | USES.get(use, {}), {"input_ids": place.ids()}
     if use == "embeddings":
         inputs = {"inputs_embeds": model.get_input_embeddings()(place.ids()).detach()}
     elif use == "finished rows":
@@ -211,8 +204,7 @@ def test_a_state_continues_after_its_call(place):
     assert state.get_seq_length() == 26  # all but the last token of 27
     place.take()
     assert greedy(model, first.sequences, 20, past_key_values=state).equal(whole)
-    assert place.take() == (1, 19)
-    assert state.get_seq_length() == 46
+    assert (place.take(), state.get_seq_length()) == ((1, 19), 46)
     state.require_read(whole)  # the last token that was read is known, and is this text's
     last = whole[:, -2:-1].flip(0) + 1
     with pytest.raises(ValueError, match="must begin with the 46 tokens"):
@@ -286,8 +278,7 @@ def test_a_changed_model(place, change):
 
 
 def test_adapters(place):
-    peft = pytest.importorskip("peft")
-    model, ids = place.model(), place.ids()
+    peft, model, ids = pytest.importorskip("peft"), place.model(), place.ids()
     plain = without(lambda: greedy(model, ids, 20))
     adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)).eval()
     expected = place.check(lambda: adapted.generate(input_ids=ids, max_new_tokens=20, do_sample=False), (1, 18))
@@ -453,8 +444,7 @@ def test_a_capture_that_fails(place, error, monkeypatch):
     assert found.sequences.equal(expected.sequences)
     for one, other in zip(found.past_key_values.layers, expected.past_key_values.layers):
         torch.testing.assert_close(one.recurrent_states, other.recurrent_states)
-    assert place.take() == (1, 0)
-    assert (place.device in cuda_graphs.GRAPHS) == (error is torch.OutOfMemoryError)
+    assert (place.take(), place.device in cuda_graphs.GRAPHS) == ((1, 0), error is torch.OutOfMemoryError)
 
 
 def test_a_call_that_fails_leaves_nothing(place):

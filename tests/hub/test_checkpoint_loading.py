@@ -16,13 +16,14 @@ from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf.vllm.weights import canonical_weights
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 CASES = [f"fla/{case}" for case in ("hub_options", "gqa_noaffine", "unfused_nogate_relu")]
 CASES = at_hand([*CASES, "fla_2025_02/fused_gate_proj", "syncdoth/published_options", "syncdoth/lm_decay_tied"])
 
 
 @pytest.mark.parametrize("layout", ["safetensors", "sharded", "bin"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_no_warning(
+def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_unwarned(
     case, layout, tmp_path, caplog, monkeypatch
 ):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
@@ -31,8 +32,7 @@ def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_no_warni
     model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING], caplog.text
-    with torch.no_grad():
-        logits = model(data.tensors["input_ids"]).logits
+    logits = model(data.tensors["input_ids"]).logits
     torch.testing.assert_close(logits, data.tensors["logits"], atol=2e-4, rtol=1e-4)
     config = AutoConfig.from_pretrained(folder)
     assert type(config) is RetNetConfig
@@ -58,8 +58,7 @@ def test_half_precision_and_device_maps(dialect, tmp_path):
     homes |= {"lm_head": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu"}
     offloaded = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=homes, offload_folder=tmp_path / "offload")
     ids = torch.arange(7)[None]
-    with torch.no_grad():
-        assert torch.equal(offloaded(ids).logits, model(ids).logits)
+    assert torch.equal(offloaded(ids).logits, model(ids).logits)
     half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, device_map="auto")
     assert half.dtype == torch.bfloat16
     same_tensors(half.state_dict(), model.bfloat16().state_dict())

@@ -267,9 +267,8 @@ def settings(folder, **options) -> TrainingArguments:
 def test_every_class_stands_in_the_table_of_its_task(name):
     task = re.search("(?<=[a-zTR])For[A-Z].*", name)[0].replace("LM", "Lm")
     table = "MODEL" + re.sub("(?=[A-Z])", "_", task).upper()
-    names = [
-        getattr(modeling_auto, f"{each}_MAPPING_NAMES", {}) for each in (table, table.replace("_FOR_MASKED", "_MASKED"))
-    ]
+    tables = table, table.replace("_FOR_MASKED", "_MASKED")
+    names = [getattr(modeling_auto, f"{each}_MAPPING_NAMES", {}) for each in tables]
     assert name in [each.get(CLASSES[name].config_class.model_type) for each in names]
 
 

@@ -6,22 +6,12 @@ import json
 import pickle
 
 import pytest
+import small_models
 import torch
 import transformers
 from accelerate import infer_auto_device_map, init_empty_weights
 from safetensors.torch import load_file
-from small_models import (
-    COVERING,
-    VOCAB_SIZE,
-    close,
-    greedy,
-    of_every_model,
-    random_ids,
-    rounding,
-    same_tensors,
-    shake,
-    small_model,
-)
+from small_models import COVERING, VOCAB_SIZE, close, greedy, of_every_model, random_ids, same_tensors, shake, small_model
 from small_vision_models import VISION_FAMILIES, random_images
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForImageClassification
 
@@ -70,8 +60,7 @@ def test_save_load_roundtrip(model, folder):
     assert type(model.config)(**model.config.to_dict()).to_dict() | {"_name_or_path": ""} == config
     saved = load_file(folder / "model.safetensors")
     assert saved.keys() == model.state_dict().keys()  # no buffer that is computed from the configuration
-    ids = random_ids(2, 7)
-    on_devices = AutoModelForCausalLM.from_pretrained(folder, device_map="auto")
+    ids, on_devices = random_ids(2, 7), AutoModelForCausalLM.from_pretrained(folder, device_map="auto")
     assert greedy(on_devices, ids.to(on_devices.device)).cpu().equal(greedy(model, ids))
 
 
@@ -155,7 +144,7 @@ def test_resize_token_embeddings(tmp_path, size, tied):
     expected = logits(model, ids)[..., :size]
     assert model.resize_token_embeddings(size).num_embeddings == model.config.vocab_size == size
     assert model.lm_head.weight.shape[0] == model.lm_head.out_features == logits(model, ids).shape[-1] == size
-    close(logits(model, ids)[..., :VOCAB_SIZE], expected, rounding(32))
+    close(logits(model, ids)[..., :VOCAB_SIZE], expected, small_models.rounding(32))
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
     assert model(ids, labels=ids).loss.isfinite()
 

@@ -14,6 +14,9 @@ from retnet_hf.ops.layout import layout_of
 from retnet_hf.ops.plan import Rotation
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
+
 def blocks_of(config, kind: str = "sliding_attention", batch: int = 1, length: int = 6, **options):
     """The columns that each block of queries reads, in layers of a kind; rotation does not count here."""
     layout = layout_of((batch, length), torch.device("cpu"), **options)
@@ -27,20 +30,13 @@ def mask_without(spans: dict[int, tuple[int, int]], batch: int, length: int) -> 
     return mask
 
 
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
-
-
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_transformer_keeps_its_logits_and_its_greedy_tokens(name):
     config_class, model_class, theirs, ours = SOURCES[name]
     source = shake(model_class(config_class(**SIZES, **theirs, eos_token_id=None))).eval()
     fields = {"value_expansion": 1.0, "layer_types": ["full_attention"] * 2, "eos_token_id": None}
     fields |= {"rope_parameters": dict(source.config.rope_parameters), "rms_norm_eps": source.config.rms_norm_eps}
-    model = RetNetHybridForCausalLM(RetNetHybridConfig(**(SIZES | fields | ours))).eval()
-    weights = {}
+    model, weights = RetNetHybridForCausalLM(RetNetHybridConfig(**(SIZES | fields | ours))).eval(), {}
     for key, value in source.state_dict().items():
         key = key.replace("self_attn", "attention").replace("input_layernorm", "retention_norm")
         weights[key.replace("post_attention_layernorm", "mlp_norm")] = value
@@ -107,8 +103,7 @@ def test_blocks_of_a_window_change_nothing(monkeypatch, family, padded):
 
 
 def test_blocks_see_the_sinks_of_their_documents_alone(monkeypatch):
-    model, ids = small_model("sinks"), random_ids(1, 40)
-    documents = torch.tensor([[0] * 11 + [1] * 13 + [2] * 16])
+    model, ids, documents = small_model("sinks"), random_ids(1, 40), torch.tensor([[0] * 11 + [1] * 13 + [2] * 16])
     expected = torch.cat([model(part).logits for part in ids.split([11, 13, 16], dim=1)], dim=1)
     close(model(ids, seq_idx=documents).logits, expected)
     monkeypatch.setattr("retnet_hf.hybrid.softmax_attention.QUERIES_ON_CPU", 4)

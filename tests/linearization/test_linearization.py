@@ -13,23 +13,12 @@ from transformer_sources import SIZES, SOURCES, divergence, source_of
 from transformers import LlamaConfig, MixtralConfig, TrainingArguments
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, linearization
-from retnet_hf.linearization import (
-    StoredTeacher,
-    align,
-    measure_heads,
-    prepare_for_alignment,
-    softmax_config,
-    store_teacher,
-    transfer,
-)
+from retnet_hf.linearization import StoredTeacher, align, measure_heads, softmax_config, store_teacher, transfer
 from retnet_hf.linearization.distillation import DivergenceByRows, divergence_of_top
 from retnet_hf.linearization.transfer import decays_by_distance
 
 
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -50,8 +39,7 @@ def test_with_all_layers_kept_the_model_is_the_same(name, tied):
 def test_layers_that_are_kept_compute_what_they_did():
     """The first layer's attention alone is replaced: with its output put in, the rest is the source."""
     source = source_of("Qwen2")
-    model, ids = transfer(source, kept=[1]), random_ids(2, 20)
-    right = []
+    model, ids, right = transfer(source, kept=[1]), random_ids(2, 20), []
     handle = source.model.layers[0].self_attn.register_forward_hook(lambda _, __, output: right.append(output[0]))
     expected = source(ids).logits
     handle.remove()
@@ -88,8 +76,7 @@ def test_windows_and_sinks_alone_take_the_place_of_attention():
 
 
 def test_heads_are_measured_by_definition():
-    source = source_of("Qwen2")
-    blocks, inputs = [random_ids(2, 12), random_ids(2, 12, seed=1)], []
+    source, blocks, inputs = source_of("Qwen2"), [random_ids(2, 12), random_ids(2, 12, seed=1)], []
     measures = measure_heads(source.train(), blocks)
     assert source.config._attn_implementation == "sdpa"
     assert source.training
@@ -108,10 +95,8 @@ def test_heads_are_measured_by_definition():
 
 
 def test_the_fastest_decay_is_for_the_head_or_the_group_that_looks_back_least():
-    for distances, groups, expected in (
-        ([100.0, 2.0, 30.0], None, [512, 2, 32]),
-        ([30.0, 2.0, 9.0, 9.0, 50.0, 40.0], 3, [32, 32, 2, 2, 512, 512]),
-    ):
+    heads, grouped = ([100.0, 2.0, 30.0], None, [512, 2, 32]), ([30.0, 2, 9, 9, 50, 40], 3, [32, 32, 2, 2, 512, 512])
+    for distances, groups, expected in (heads, grouped):
         decays = decays_by_distance("geometric", torch.tensor(distances), (2, 512), groups)
         assert [-1 / math.log(decay) for decay in decays] == pytest.approx(expected)
 
@@ -132,8 +117,7 @@ def test_head_outputs_keep_their_size():
     """A neutral gate, and a projection multiplied by what the norm takes away."""
     source = source_of("Llama 3")
     measures = measure_heads(source, [random_ids(4, 40)])
-    model, ids = transfer(source, kept=[], measures=measures), random_ids(4, 40)
-    outputs = []
+    model, ids, outputs = transfer(source, kept=[], measures=measures), random_ids(4, 40), []
     for layer in model.model.layers:
         layer.retention.o_proj.register_forward_pre_hook(lambda _, arguments: outputs.append(arguments[0]))
     model(ids)
@@ -207,8 +191,7 @@ def test_what_cannot_be_linearized_is_refused_in_a_sentence(sentence, tmp_path, 
 
 def test_losses_of_alignment_by_definition():
     teacher = source_of("Llama 3")
-    student = transfer(teacher, kept=[])
-    ids, mask = random_ids(2, 20), torch.ones(2, 20, dtype=torch.int64)
+    student, ids, mask = transfer(teacher, kept=[]), random_ids(2, 20), torch.ones(2, 20, dtype=torch.int64)
     mask[0, 14:] = 0
     seen = []
     for layer in teacher.model.layers:
@@ -250,9 +233,8 @@ def test_alignment_with_trainer_brings_the_layers_closer(tmp_path):
     before, frozen = align(student, teacher, random_ids(8, 32, seed=5)), student.lm_head.weight.clone()
     linearization.prepare_for_alignment(student)
     arguments = training(tmp_path, max_steps=40, gradient_accumulation_steps=2)
-    trainer = linearization.AlignmentTrainer(
-        student, arguments, train_dataset=blocks, eval_dataset=blocks[:8], teacher=teacher
-    )
+    data = {"train_dataset": blocks, "eval_dataset": blocks[:8]}
+    trainer = linearization.AlignmentTrainer(student, arguments, **data, teacher=teacher)
     with torch.enable_grad():
         trainer.train()
     after = align(student.eval(), teacher, random_ids(8, 32, seed=5))
@@ -347,7 +329,7 @@ def peak_of_a_step(layers: int) -> int:
     """The most bytes that are saved for backward passes at once in a step of alignment."""
     teacher = source_of("Llama 3", num_hidden_layers=layers)
     student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(2, 16)]))
-    parameters, Saved.peak = prepare_for_alignment(student), 0
+    parameters, Saved.peak = linearization.prepare_for_alignment(student), 0
     with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
         align(student, teacher, random_ids(4, 64), with_loss=lambda loss: loss.backward())
     assert all(parameter.grad.abs().sum() > 0 for parameter in parameters if parameter.ndim > 1)
@@ -368,7 +350,7 @@ def test_alignment_in_half_precision_has_the_gradients_of_a_backward_pass_outsid
     teacher = source_of("Llama 3")
     student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(2, 16)]))
     ids = random_ids(2, 150)  # several chunks
-    parameters = prepare_for_alignment(student)
+    parameters = linearization.prepare_for_alignment(student)
 
     def without_autocast(loss):
         with torch.autocast("cpu", enabled=False):

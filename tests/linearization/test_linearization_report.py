@@ -17,8 +17,7 @@ from retnet_hf.linearization.measures import losses_of, perplexity, repeats, sco
 
 def test_scores_are_mean_losses():
     """Of all tokens, and of pairs of tokens that a block had before or had not."""
-    stream = torch.randint(5, (96,), generator=torch.Generator().manual_seed(0))
-    table = torch.randn(5, 5)
+    stream, table = torch.randint(5, (96,), generator=torch.Generator().manual_seed(0)), torch.randn(5, 5)
     scores = score(lambda ids: token_losses(table[ids], ids), stream, length=32)
     losses, marks = torch.empty(3, 31), torch.empty(3, 31, dtype=torch.bool)
     for block, row in enumerate(stream.view(3, 32).tolist()):
@@ -26,11 +25,9 @@ def test_scores_are_mean_losses():
         losses[block] = torch.stack([-table[a].log_softmax(-1)[b] for a, b in pairs])
         marks[block] = torch.tensor([pair in pairs[:index] for index, pair in enumerate(pairs)])
     assert repeats(stream.view(3, 32)).equal(marks)
-    assert scores.loss == pytest.approx(losses.mean().item(), rel=1e-5)
-    assert scores.perplexity == pytest.approx(losses.mean().exp().item(), rel=1e-5)
-    assert scores.repeated == pytest.approx(losses[marks].mean().item(), rel=1e-5)
-    assert scores.first == pytest.approx(losses[~marks].mean().item(), rel=1e-5)
-    assert scores.by_position == pytest.approx([losses[:, :16].mean().item(), losses[:, 16:].mean().item()], rel=1e-5)
+    found = scores.loss, scores.perplexity, scores.repeated, scores.first, *scores.by_position
+    means = [each.mean() for each in (losses, losses[marks], losses[~marks], losses[:, :16], losses[:, 16:])]
+    assert found == pytest.approx([means[0].item(), means[0].exp().item(), *(mean.item() for mean in means[1:])], rel=1e-5)
     assert perplexity(699) < perplexity(701) == float("inf")
     # blocks longer than what is scored are scored, and without a repeated pair there is no loss of one
     stream = random_ids(1, 300)[0]
@@ -115,8 +112,7 @@ def test_tokens_are_recalled_that_a_text_has_often():
 
 def test_layers_are_chosen_by_share():
     chosen = [spread_layers(8, 0.25), spread_layers(4, 0.01), spread_layers(6, 0.5), spread_layers(6, 1)]
-    assert chosen[:3] == [[3, 7], [3], [1, 3, 5]]
-    assert len(chosen[3]) == 5
+    assert (chosen[:3], len(chosen[3])) == ([[3, 7], [3], [1, 3, 5]], 5)
     assert costliest_layers({0: 0.3, 1: 0.1, 2: 0.9, 3: 0.2}, 0.5) == [0, 2]
     assert costliest_layers({0: 0.3, 1: 0.1}, 0.01) == [0]
 
@@ -131,10 +127,8 @@ def report() -> what_was_kept.Report:
         vocabulary = what_was_kept.recalled_vocabulary(stream)
         measures = [what_was_kept.measure_text(model, stream, 32, vocabulary) for model in (teacher, student)]
         what_was_kept.measure_decoding(dict(zip((teacher, student), measures)), stream, 32)
-    trainings = [
-        what_was_kept.Training("align", "error", 3, 96, 60.0, 0.5, 0.25, 3e-3),
-        what_was_kept.Training("distill", "divergence", 4, 128, None, 1.0, 0.5, 1e-3),
-    ]
+    align = what_was_kept.Training("align", "error", 3, 96, 60.0, 0.5, 0.25, 3e-3)
+    trainings = [align, what_was_kept.Training("distill", "divergence", 4, 128, None, 1.0, 0.5, 1e-3)]
     made = {"source": "llama", "positions": 128, "options": "--window 8", "texts": ["a.txt"], "read": 9000, "block_size": 32}
     found = {"teacher": measures[0], "student": measures[1], "trainings": trainings}
     return what_was_kept.Report(**made, held_out=512, **found)

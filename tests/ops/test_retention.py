@@ -15,22 +15,11 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import retnet_hf
+from retnet_hf.ops import retention_forms as forms
 from retnet_hf.ops.kernels import TORCH
 from retnet_hf.ops.layout import layout_of
 from retnet_hf.ops.plan import Plan
-from retnet_hf.ops.retention_forms import (
-    bidirectional_retention,
-    chunkwise_retention,
-    decay_tables,
-    default_chunk_size,
-    recurrent_retention,
-    recurrent_step_,
-    retention,
-    retention_in_chunks,
-    retention_map,
-    step_decay,
-    token_ages,
-)
+from retnet_hf.ops.retention_forms import decay_tables, retention, token_ages
 
 
 operator = importlib.import_module("retnet_hf.ops.retention_forms")
@@ -52,9 +41,7 @@ OPTIONS = st.fixed_dictionaries(
 class Case:
     """Random operands of one size; everything that a form needs. With `groups`, heads share decay and state in so many."""
 
-    def __init__(
-        self, seed, dtype, length, initial=True, mask=False, reset=False, batch=2, heads=3, groups=None, sizes=(4, 6)
-    ):
+    def __init__(self, seed, dtype, length, initial=True, mask=False, reset=False, batch=2, heads=3, groups=0, sizes=(4, 6)):
         generator = torch.Generator().manual_seed(seed)
         groups, (key_dim, value_dim) = groups or heads, sizes
 
@@ -179,10 +166,10 @@ def test_one_token_in_place(mask, reset, groups):
     case = Case(6, torch.float64, 1, groups=groups)
     case.mask, case.reset = mask, reset
     expected, expected_state = case.run("parallel")
-    decay = step_decay(case.log_decay, case.mask, case.reset)
+    decay = forms.step_decay(case.log_decay, case.mask, case.reset)
     with torch.no_grad():
         state = case.state.detach().clone()
-        output, _ = recurrent_step_(case.query, case.key, case.value, state, decay)
+        output, _ = forms.recurrent_step_(case.query, case.key, case.value, state, decay)
     assert_close(case.checked(output), case.checked(expected), torch.float64, "output")
     assert_close(state, expected_state, torch.float64, "state")
 
@@ -193,11 +180,11 @@ def test_one_token_in_place(mask, reset, groups):
 def test_maps_of_masks_and_documents_times_the_values_are_the_output(marked, groups, bidirectional):
     case = Case(8, torch.float64, 23, initial=False, mask=marked, reset=marked, heads=4, groups=groups)
     tables = decay_tables(case.log_decay, 23, bidirectional=bidirectional)
-    maps = retention_map(case.query, case.key, tables, token_ages(case.mask, case.reset))
+    maps = forms.retention_map(case.query, case.key, tables, token_ages(case.mask, case.reset))
     output = maps @ case.value.repeat_interleave(4 // groups, dim=1)
     operands, marks = (case.query, case.key, case.value, case.log_decay), {"mask": case.mask, "reset": case.reset}
     if bidirectional:
-        expected = bidirectional_retention(*operands, **marks, form="recurrent")
+        expected = forms.bidirectional_retention(*operands, **marks, form="recurrent")
     else:
         expected, _ = retention(*operands, **marks, form="recurrent")
     assert_close(case.checked(output), case.checked(expected), torch.float64, "output")
@@ -232,10 +219,10 @@ def test_no_product_is_computed_that_nobody_needs():
     case = Case(0, torch.float32, 32, initial=False, batch=1, sizes=(32, 32))
     for chunk_size in (None, 16):
         operands = (case.query, case.key, case.value, None, decay_tables(case.log_decay, 32, chunk_size))
-        of_output = [products(retention_in_chunks, *operands, with_final=wanted) for wanted in (True, False)]
+        of_output = [products(forms.retention_in_chunks, *operands, with_final=wanted) for wanted in (True, False)]
         assert of_output[0] - of_output[1] == 2 * 3 * (chunk_size or 32) * 32 * 32
     operands = (case.query, case.key, case.value, case.log_decay)
-    assert products(bidirectional_retention, *operands, form="parallel") == 2 * 3 * 32 * 32 * (32 + 32)
+    assert products(forms.bidirectional_retention, *operands, form="parallel") == 2 * 3 * 32 * 32 * (32 + 32)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -251,7 +238,7 @@ def test_half_precision_at_65536_tokens_is_finite_and_no_worse_than_attention(dt
     assert torch.isfinite(state).all()
 
     query, key, value = (torch.randn(1, 2, 4096, 16).to(dtype) for _ in range(3))
-    exact = chunkwise_retention(query.double(), key.double(), value.double(), log_decay.double())[0]
+    exact = forms.chunkwise_retention(query.double(), key.double(), value.double(), log_decay.double())[0]
     attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     exact_attention = F.scaled_dot_product_attention(query.double(), key.double(), value.double(), is_causal=True)
 
@@ -267,7 +254,7 @@ def test_half_precision_at_65536_tokens_is_finite_and_no_worse_than_attention(dt
 def test_a_float64_state_lasts(form):
     case = Case(10, torch.float32, 20)
     operands = case.query, case.key, case.value, case.log_decay, case.state.double() + 1e-12
-    found, expected = retention(*operands, form=form, chunk_size=8), recurrent_retention(*operands)
+    found, expected = retention(*operands, form=form, chunk_size=8), forms.recurrent_retention(*operands)
     assert found[0].dtype == found[1].dtype == torch.float64
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
@@ -279,11 +266,11 @@ def test_autocast_does_not_narrow_the_state(length, form):
     def found():
         state = case.state.detach().clone()
         if form == "recurrent":
-            return recurrent_retention(case.query, case.key, case.value, case.log_decay, state)
+            return forms.recurrent_retention(case.query, case.key, case.value, case.log_decay, state)
         if length > 1:
             return case.run("chunkwise", chunk_size=8)
         with torch.no_grad():
-            output, _ = recurrent_step_(case.query, case.key, case.value, state, step_decay(case.log_decay))
+            output, _ = forms.recurrent_step_(case.query, case.key, case.value, state, forms.step_decay(case.log_decay))
         return output, state
 
     expected = found()
@@ -293,8 +280,7 @@ def test_autocast_does_not_narrow_the_state(length, form):
 
 
 def test_the_chunkwise_form_keeps_nothing_but_its_operands_for_the_backward_pass():
-    case = Case(0, torch.float32, 50, mask=True)
-    kept = []
+    case, kept = Case(0, torch.float32, 50, mask=True), []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         case.run("chunkwise", chunk_size=8)
     operands = {tensor.data_ptr() for tensor in (case.query, case.key, case.value, case.state)}
@@ -319,15 +305,14 @@ def test_torch_func_finds_mixed_second_derivatives_and_takes_batches():
 
 
 def test_the_output_of_a_projection_that_was_cut_into_heads_lies_as_the_projection_does():
-    value = torch.randn(2, 20, 3 * 6)
-    case = Case(0, torch.float32, 20)
+    value, case = torch.randn(2, 20, 3 * 6), Case(0, torch.float32, 20)
     output, _ = retention(case.query, case.key, value.view(2, 20, 3, 6).transpose(1, 2), case.log_decay, form="chunkwise")
     assert output.transpose(1, 2).is_contiguous()
 
 
 def test_default_chunk_size_keeps_states_smaller_than_keys_and_values():
     for key_dim, value_dim in [(16, 16), (64, 128), (128, 128), (128, 256), (256, 512)]:
-        chunk_size = default_chunk_size(key_dim, value_dim)
+        chunk_size = forms.default_chunk_size(key_dim, value_dim)
         assert key_dim * value_dim <= chunk_size * (key_dim + value_dim)
 
 
@@ -340,11 +325,7 @@ def test_bad_input_gets_a_sentence():
         ((query, key, value[:, :, :2], log_decay), {}, "key and value must have"),
         ((query, key[:, :2], value[:, :2], log_decay), {}, "a multiple of their heads"),
         ((query[:, :, :0], key[:, :, :0], value[:, :, :0], log_decay), {}, "query must have at least one token"),
-        (
-            (query, key[:, :1], value[:, :1], log_decay[:1], case.state),
-            {},
-            r"initial_state must have 1 heads, one for each decay, got \(2, 3, 4, 6\)",
-        ),
+        ((query, key[:, :1], value[:, :1], log_decay[:1], case.state), {}, r"must have 1 heads, .* got \(2, 3, 4, 6\)"),
     ):
         with pytest.raises(ValueError, match=sentence):
             retention(*operands, **options)
@@ -356,14 +337,13 @@ def test_a_gradient_of_a_gradient_where_not_everything_asks_for_one(asking):
     operands.append(torch.randn(1, 2, 3, 3, dtype=torch.float64))
     log_decay, mask = torch.tensor([-0.1, -0.5], dtype=torch.float64), torch.tensor([[True] * 3 + [False] * 2 + [True] * 4])
     second = []
-    for function in (functools.partial(chunkwise_retention, chunk_size=4), recurrent_retention):
+    for function in (functools.partial(forms.chunkwise_retention, chunk_size=4), forms.recurrent_retention):
         leaves = [operand.clone().requires_grad_(place in asking) for place, operand in enumerate(operands)]
         output, state = function(*leaves[:3], log_decay, leaves[3], mask)
         asked = [leaves[place] for place in asking]
         first = torch.autograd.grad(output.square().sum() + state.square().sum(), asked, create_graph=True)
         second.append(torch.autograd.grad(sum(gradient.square().sum() for gradient in first), asked))
-    for actual, expected in zip(*second):
-        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(*second, rtol=1e-10, atol=1e-10)
 
 
 def test_the_final_state_alone_has_no_gradient_for_the_query():
@@ -392,8 +372,7 @@ def test_a_plan_moves_with_all_its_tensors_and_what_layers_share_stays_shared():
     assert moved.log_decays[0] is moved.log_decays[1]
     tensors = [moved.decays(moved.log_decays[1]).inner, moved.layout.ages.age, moved.layout.present]
     tensors += [*moved.rotate.query_angles, *moved.rotate.key_angles]
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert plan.layout.present.device.type == "cpu"
+    assert ({tensor.device.type for tensor in tensors}, plan.layout.present.device.type) == ({"meta"}, "cpu")
 
 
 def test_softmax_layers_keep_their_keys_in_the_dtype_of_the_model():

@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Private names of transformers and PyTorch that this project uses: each still exists, with the arguments that are used.
-
-A new version of either may change them. The test that fails then names the file that uses the name, and what for.
-"""
+"""Private names of transformers and PyTorch that this project uses still exist, or a test names the file that uses one."""
 
 import inspect
 import re

@@ -52,8 +52,7 @@ def test_the_default_is_fla_hub_1_3b(tmp_path):
 
 def test_deepnorm_multiplies_the_stream():
     config = RetNetConfig(**(SYNCDOTH | {"deepnorm": True, "decoder_normalize_before": False}))
-    assert config.residual_multiplier == pytest.approx(24**0.25)
-    assert config.norm_position == "post"
+    assert (config.residual_multiplier, config.norm_position) == (pytest.approx(24**0.25), "post")
 
 
 ALIASES = [("num_heads", 4), ("num_kv_heads", 2), ("expand_k", 0.5), ("norm_eps", 1e-5), ("elementwise_affine", False)]
@@ -108,8 +107,7 @@ def test_heads_of_one_group_with_one_decay_share_a_state():
         (2, [[0.5, 0.5, 0.9, 0.9], [0.5, 0.6, 0.9, 0.9]], [2, 4]),
     ):
         found = config(groups, decays)
-        assert [found.state_heads(layer) for layer in range(2)] == heads
-        assert found.state_size == sum(heads) * 8 * 8
+        assert ([found.state_heads(layer) for layer in range(2)], found.state_size) == (heads, sum(heads) * 8 * 8)
     assert config(2, "none", layer_types=["linear_attention", "full_attention"]).state_size == 2 * 8 * 8
 
 

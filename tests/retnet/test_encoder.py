@@ -18,8 +18,7 @@ from retnet_hf.ops.plan import Plan
 
 def masked_product(query, key, value, log_decay, mask, reset):
     """(Q Kᵀ ⊙ γ^|n-m|) V, with absent tokens left out of the count."""
-    count = mask.cumsum(-1).to(query.dtype)
-    document = reset.cumsum(-1)
+    count, document = mask.cumsum(-1).to(query.dtype), reset.cumsum(-1)
     distance = (count[:, :, None] - count[:, None, :]).abs()[:, None]  # (B, 1, T, T)
     decay = torch.exp(log_decay.view(-1, 1, 1) * distance)
     seen = (document[:, :, None] == document[:, None, :]) & mask[:, None, :]
@@ -37,9 +36,8 @@ def masked_product(query, key, value, log_decay, mask, reset):
 )
 def test_linear_forms_equal_the_masked_product_with_gradients(seed, length, chunk_size, masked, packed, form):
     generator = torch.Generator().manual_seed(seed)
-    operands = [
-        torch.randn(2, 3, length, size, generator=generator, dtype=torch.float64).requires_grad_() for size in (4, 4, 5)
-    ]
+    options = {"generator": generator, "dtype": torch.float64}
+    operands = [torch.randn(2, 3, length, size, **options).requires_grad_() for size in (4, 4, 5)]
     log_decay = torch.log(0.3 + 0.7 * torch.rand(3, generator=generator, dtype=torch.float64))
     mask = torch.rand(2, length, generator=generator) < (0.6 if masked else 2.0)
     reset = torch.rand(2, length, generator=generator) < (0.2 if packed else -1.0)
@@ -49,8 +47,7 @@ def test_linear_forms_equal_the_masked_product_with_gradients(seed, length, chun
     outputs = [each * mask[:, None, :, None] for each in (actual, masked_product(*operands, log_decay, mask, reset))]
     close(*outputs, 1e-12)
     weight = torch.randn(actual.shape, generator=generator, dtype=torch.float64)
-    for ours, reference in zip(*(torch.autograd.grad(output, operands, weight) for output in outputs)):
-        close(ours, reference, 1e-12)
+    close(*(torch.autograd.grad(output, operands, weight) for output in outputs), 1e-12)
 
 
 def encoder(model_class=RetNetForMaskedLM, **fields):
@@ -64,9 +61,8 @@ SHARED = {"num_key_value_heads": 2, "decay_schedule": [0.6, 0.6, 0.97, 0.97]}
 def test_the_encoder_is_one_function_in_every_form(options):
     model, ids = encoder(**options).double(), random_ids(2, 17)
     with torch.no_grad():
-        expected, *others = (
-            model(ids, retention_form=form).logits for form in ("recurrent", "parallel", "chunkwise", "auto")
-        )
+        forms = "recurrent", "parallel", "chunkwise", "auto"
+        expected, *others = (model(ids, retention_form=form).logits for form in forms)
     for other in others:
         close(other, expected, 1e-11)
 

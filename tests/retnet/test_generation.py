@@ -5,24 +5,9 @@ import functools
 import logging
 
 import pytest
+import small_models
 import torch
-from small_models import (
-    COVERING,
-    DIALECTS,
-    FAMILIES,
-    PAD,
-    VOCAB_SIZE,
-    as_for_a_llama,
-    close,
-    detailed,
-    greedy,
-    left_padded,
-    memory,
-    of_every_model,
-    random_ids,
-    small_llama,
-    small_model,
-)
+from small_models import COVERING, PAD, close, detailed, greedy, left_padded, memory, random_ids, small_llama, small_model
 from transformers import DynamicCache, pipeline
 from transformers.generation import TextIteratorStreamer
 from transformers.generation.streamers import BaseStreamer
@@ -31,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from retnet_hf import RetNetState
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 SAMPLED = {"do_sample": True, "temperature": 1.5, "top_k": 20}
 BEAMS = {"num_beams": 4, "do_sample": False}
 # arguments of `generate()`, for which the state changes neither tokens nor scores
@@ -45,12 +31,8 @@ MODES = {
     "guidance": {"guidance_scale": 1.5, "negative_prompt_ids": random_ids(2, 5, seed=3), "do_sample": False},
 }
 # arguments of `generate()` that change nothing
-ALIKE = {
-    "static": {"cache_implementation": "static"},
-    "one at a time": {"prefill_chunk_size": 1},
-    "in chunks": {"prefill_chunk_size": 4},
-    "in one chunk": {"prefill_chunk_size": 100},
-}
+ALIKE = {"static": {"cache_implementation": "static"}, "one at a time": {"prefill_chunk_size": 1}}
+ALIKE |= {"in chunks": {"prefill_chunk_size": 4}, "in one chunk": {"prefill_chunk_size": 100}}
 
 
 @pytest.fixture
@@ -84,14 +66,17 @@ def test_small_models_use_their_context(model):
     ids = random_ids(2, 40)
     assert len(set(greedy(model, ids[:1, :8], 60)[0, 8:].tolist())) > 15
     ids[1, :5], ids[1, 6:] = ids[0, :5], ids[0, 6:]
-    with torch.no_grad():
-        one, other = model(ids).logits[:, 35:]
+    one, other = model(ids).logits[:, 35:]
     assert (one - other).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize(
     ("model", "mode"),
-    [(name, mode) for name in [*DIALECTS, *FAMILIES] for mode in (MODES if name in COVERING else ("greedy", "beams"))],
+    [
+        (name, mode)
+        for name in [*small_models.DIALECTS, *small_models.FAMILIES]
+        for mode in (MODES if name in COVERING else ("greedy", "beams"))
+    ],
     indirect=["model"],
 )
 def test_a_state_changes_no_token_and_no_score(model, mode):
@@ -111,7 +96,7 @@ def test_a_state_changes_no_token_and_no_score(model, mode):
         assert with_state.sequences.equal(generated(model, ids, **options).sequences)
 
 
-@of_every_model
+@small_models.of_every_model
 @pytest.mark.parametrize("options", ALIKE.values(), ids=ALIKE)
 def test_caches_and_chunks_of_prompts_change_nothing(model, options):
     padded, mask = left_padded([random_ids(1, 11), random_ids(1, 5, seed=1)])
@@ -143,15 +128,14 @@ def test_steps_see_one_token_and_prompts_compute_one_row_of_logits(fla_model, fo
     assert calls == [(9, 1)] + [(1, 1)] * 5 + [(9, 1)] + [(1, 1)] * 2
 
 
-@pytest.mark.parametrize("dialect", [name for name in DIALECTS if name not in ("hybrid", "sinks")])
+@pytest.mark.parametrize("dialect", [name for name in small_models.DIALECTS if name not in ("hybrid", "sinks")])
 def test_state_does_not_grow(dialect):
     model = small_model(dialect)
     short, long = (detailed(model, random_ids(2, 7), tokens).past_key_values for tokens in (5, 60))
     assert short.nbytes == long.nbytes > 0
     assert memory(short) == memory(long) >= long.nbytes
-    with torch.no_grad():
-        # of the layers, because generate() may also pass a mask, of which the state keeps four numbers
-        assert memory(model(random_ids(2, 300)).past_key_values.layers) == memory(short.layers)
+    # of the layers, because generate() may also pass a mask, of which the state keeps four numbers
+    assert memory(model(random_ids(2, 300)).past_key_values.layers) == memory(short.layers)
 
 
 def test_eos_and_padding_of_finished_rows(model):
@@ -161,9 +145,8 @@ def test_eos_and_padding_of_finished_rows(model):
     eos = plain[0, 10].item()
     ends = [row.index(eos) if eos in row else 40 for row in plain.tolist()]
     assert len(set(ends)) > 1
-    ended, without = (
-        greedy(model, ids, 40, eos_token_id=eos, pad_token_id=PAD, use_cache=use)[:, 7:] for use in (True, False)
-    )
+    options = {"eos_token_id": eos, "pad_token_id": PAD}
+    ended, without = (greedy(model, ids, 40, **options, use_cache=use)[:, 7:] for use in (True, False))
     assert ended.equal(without)
     for row, expected, end in zip(ended, plain, ends):
         assert row[: end + 1].equal(expected[: min(end + 1, row.shape[0])])
@@ -190,11 +173,10 @@ def test_streamers(fla_model, tokenizer):
 def test_return_dict_in_generate(model):
     out = detailed(model, random_ids(2, 7), 9, output_logits=True, output_hidden_states=True)
     assert out.past_key_values.get_seq_length() == 7 + 9 - 1  # the last token was never read
-    assert [score.shape for score in out.scores] == [(2, VOCAB_SIZE)] * 9
+    assert [score.shape for score in out.scores] == [(2, small_models.VOCAB_SIZE)] * 9
     assert [len(step) for step in out.hidden_states] == [model.config.num_hidden_layers + 1] * 9
     assert [step[0].shape for step in out.hidden_states] == [(2, 7, 32)] + [(2, 1, 32)] * 8
-    with torch.no_grad():
-        full = model(out.sequences[:, :-1], output_hidden_states=True)
+    full = model(out.sequences[:, :-1], output_hidden_states=True)
     close(torch.stack(out.logits, dim=1), full.logits[:, 6:])
     for layer, expected in enumerate(full.hidden_states):
         close(torch.cat([step[layer] for step in out.hidden_states], dim=1), expected)
@@ -222,7 +204,7 @@ def test_assisted_decoding_changes_no_token(model, assistant, forwards):
         assert len(calls) > 20  # most drafts were rejected
 
 
-@of_every_model
+@small_models.of_every_model
 def test_prompt_lookup_decoding(model, forwards):
     ids = random_ids(1, 6).repeat(1, 5)
     expected, calls = greedy(model, ids, 40), forwards(model)
@@ -234,10 +216,9 @@ def test_the_sampling_distribution_is_unchanged():
     """Two tokens drawn with a draft follow the model's own probabilities, though the draft's are others."""
     sizes = {"vocab_size": 4, "num_hidden_layers": 1, "pad_token_id": None, "bos_token_id": None}
     model, draft, prompt = small_model(**sizes, seed=9), small_model(**sizes, seed=7), torch.tensor([[1, 3, 2]])
-    with torch.no_grad():
-        first, drafted = ((each(prompt).logits[0, -1] / 3).softmax(-1) for each in (model, draft))
-        continued = torch.cat([prompt.expand(4, -1), torch.arange(4)[:, None]], dim=1)
-        second = (model(continued).logits[:, -1] / 3).softmax(-1)
+    first, drafted = ((each(prompt).logits[0, -1] / 3).softmax(-1) for each in (model, draft))
+    continued = torch.cat([prompt.expand(4, -1), torch.arange(4)[:, None]], dim=1)
+    second = (model(continued).logits[:, -1] / 3).softmax(-1)
     assert (first - drafted).abs().sum() > 0.3, "the draft is no test"
 
     torch.manual_seed(0)
@@ -253,7 +234,7 @@ def test_cache_implementations(fla_model, implementation, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     transformers_logging.warning_once.cache_clear()  # other tests may have heard it already
     options, expected = {"cache_implementation": implementation}, greedy(fla_model, random_ids(2, 7), 20)
-    with as_for_a_llama(lambda llama: greedy(llama, random_ids(2, 7), 20, **options)):
+    with small_models.as_for_a_llama(lambda llama: greedy(llama, random_ids(2, 7), 20, **options)):
         assert greedy(fla_model, random_ids(2, 7), 20, **options).equal(expected)
     if implementation == "offloaded_static":
         assert "'offloaded_static' has no effect" in caplog.text
@@ -301,7 +282,6 @@ def test_pipeline_from_folder(folder, tokenizer):
     assert half(TEXTS[0], **GREEDY)[0]["generated_text"].startswith(TEXTS[0])
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_pipeline_feature_extraction_batched(model, tokenizer, batch_size):
     """Un-batched, row by row: the state among the base model's outputs does not get in the way."""

@@ -81,8 +81,7 @@ def test_a_state_that_is_only_read_stays_as_it_is_and_others_are_written_to_wher
     expected = model(ids[:, 10:], past_key_values=state, use_cache=False).logits
     same_state(state, before, 0)
     assert model(ids[:, 10:], past_key_values=state).logits.equal(expected)
-    assert state.get_seq_length() == 60
-    assert state.layers[1].recurrent_states.data_ptr() == address
+    assert (state.get_seq_length(), state.layers[1].recurrent_states.data_ptr()) == (60, address)
 
 
 def test_pieces_are_of_about_one_length(lengths):

@@ -12,18 +12,8 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.utils import TransformersKwargs
 
-from retnet_hf import (
-    MetaFormerConfig,
-    RetNetConfig,
-    RetNetForCausalLM,
-    RetNetForMaskedLM,
-    RetNetHybridConfig,
-    RetNetHybridForCausalLM,
-    RetNetModel,
-    RetNetState,
-    RMTConfig,
-    ViRConfig,
-)
+import retnet_hf
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridForCausalLM, RetNetModel, RetNetState
 
 
 OPTIONS = {
@@ -87,7 +77,7 @@ def test_the_paper_s_initialisation():
 def test_fan_in_draws_every_matrix_as_pytorch_draws_a_linear_layer():
     sizes = {"vocab_size": 500, "hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
     experts = {"intermediate_size": 48, "num_experts": 3, "first_k_dense_replace": 1}
-    model = RetNetHybridForCausalLM(RetNetHybridConfig(**sizes, **experts, initialization="fan_in"))
+    model = RetNetHybridForCausalLM(retnet_hf.RetNetHybridConfig(**sizes, **experts, initialization="fan_in"))
     matrices = {name: weight for name, weight in model.named_parameters() if weight.dim() > 1 and "embed" not in name}
     assert len(matrices) == 5 + 3 + 5 + 3 + 1
     for name, weight in matrices.items():
@@ -121,8 +111,7 @@ def test_gradients_flow_through_the_state_between_calls():
     for logits in (model(ids).logits, torch.cat([first.logits, second.logits], dim=1)):
         loss = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:])
         found.append(torch.autograd.grad(loss, list(model.parameters())))
-    for actual, expected in zip(*found):
-        close(actual, expected, 1e-11)
+    close(*found, 1e-11)
 
 
 def test_projections_are_plain_linear_layers(model):
@@ -134,8 +123,7 @@ def test_projections_are_plain_linear_layers(model):
 
 def test_layers_may_differ_in_decays_and_feature_maps():
     decays, maps = [[0.6, 0.8, 0.9, 0.99], [0.97, 0.3, 1.0, 0.85]], [None, "silu"]
-    both = small_model("grouped", RetNetModel, decay_schedule=decays, feature_map=maps)
-    alone = []
+    both, alone = small_model("grouped", RetNetModel, decay_schedule=decays, feature_map=maps), []
     for index in range(2):
         one = small_model("grouped", RetNetModel, decay_schedule=decays[index], feature_map=maps[index])
         one.load_state_dict(both.state_dict())
@@ -238,7 +226,10 @@ def test_a_state_of_another_batch_size_gets_a_sentence(fla_model):
             fla_model(random_ids(batch, length), past_key_values=state)
 
 
-@pytest.mark.parametrize("config_class", [RetNetConfig, ViRConfig, RMTConfig, MetaFormerConfig])
+CONFIGS = [RetNetConfig, retnet_hf.ViRConfig, retnet_hf.RMTConfig, retnet_hf.MetaFormerConfig]
+
+
+@pytest.mark.parametrize("config_class", CONFIGS)
 def test_a_configuration_names_the_nearest_field_and_takes_what_it_writes(config_class):
     with pytest.raises(ValueError, match=r"has no field 'hidden_siz'.*did you mean 'hidden_size"):
         config_class(hidden_siz=64)
@@ -259,7 +250,7 @@ OF_OTHERS = (
 
 @pytest.mark.parametrize("name", OF_OTHERS.split())
 def test_forward_refuses_what_means_tokens_elsewhere(name):
-    for model in (small_model(), small_model(model_class=RetNetForMaskedLM, bidirectional=True)):
+    for model in (small_model(), small_model(model_class=retnet_hf.RetNetForMaskedLM, bidirectional=True)):
         with pytest.raises(ValueError, match=f"{name} is no argument of RetNetModel"):
             model(IDS, **{name: torch.tensor([0, 4, 8])})
         model(IDS, **{name: None})

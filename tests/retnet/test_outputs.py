@@ -11,26 +11,27 @@ from transformers import AutoModelForSequenceClassification
 from retnet_hf import RetNetForSequenceClassification, RetNetState
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
+
 def test_inputs_embeds_forward(model):
     ids = random_ids(2, 21)
     embeds = model.get_input_embeddings()(ids)
-    with torch.no_grad():
-        for form in ("auto", "parallel", "chunkwise", "recurrent"):
-            assert model(inputs_embeds=embeds, retention_form=form).logits.equal(model(ids, retention_form=form).logits)
-        state = model(inputs_embeds=embeds[:, :9]).past_key_values
-        close(model(inputs_embeds=embeds[:, 9:], past_key_values=state).logits, model(ids).logits[:, 9:])
+    for form in ("auto", "parallel", "chunkwise", "recurrent"):
+        assert model(inputs_embeds=embeds, retention_form=form).logits.equal(model(ids, retention_form=form).logits)
+    state = model(inputs_embeds=embeds[:, :9]).past_key_values
+    close(model(inputs_embeds=embeds[:, 9:], past_key_values=state).logits, model(ids).logits[:, 9:])
 
 
 def test_logits_to_keep(model):
     ids = random_ids(2, 21)
-    with torch.no_grad():
-        whole = model(ids).logits
-        assert whole.shape == (2, 21, VOCAB_SIZE)
-        assert model(ids, logits_to_keep=0).logits.equal(whole)
-        close(model(ids, logits_to_keep=1).logits, whole[:, -1:], rounding(32))
-        close(model(ids, logits_to_keep=3).logits, whole[:, -3:], rounding(32))
-        for index in (torch.tensor([0, 5, 20]), torch.tensor([-1, 3])):
-            close(model(ids, logits_to_keep=index).logits, whole[:, index], rounding(32))
+    whole = model(ids).logits
+    assert whole.shape == (2, 21, VOCAB_SIZE)
+    assert model(ids, logits_to_keep=0).logits.equal(whole)
+    close(model(ids, logits_to_keep=1).logits, whole[:, -1:], rounding(32))
+    close(model(ids, logits_to_keep=3).logits, whole[:, -3:], rounding(32))
+    for index in (torch.tensor([0, 5, 20]), torch.tensor([-1, 3])):
+        close(model(ids, logits_to_keep=index).logits, whole[:, index], rounding(32))
 
 
 def test_output_hidden_states(model):
@@ -38,11 +39,10 @@ def test_output_hidden_states(model):
     ids, entered, returned = random_ids(2, 21), [], []
     handles = [layer.register_forward_hook(lambda m, i, output: returned.append(output)) for layer in model.model.layers]
     handles.append(model.model.layers[0].register_forward_pre_hook(lambda module, inputs: entered.append(inputs[0])))
-    with torch.no_grad():
-        out = model(ids, output_hidden_states=True)
-        for handle in handles:
-            handle.remove()
-        base = model.model(ids, output_hidden_states=True)
+    out = model(ids, output_hidden_states=True)
+    for handle in handles:
+        handle.remove()
+    base = model.model(ids, output_hidden_states=True)
     embedded = model.get_input_embeddings()(ids) * model.config.embedding_multiplier
     assert entered[0].equal(model.model.embed_norm(embedded) if model.config.use_embedding_norm else embedded)
     expected = [*entered, *returned[:-1]]
@@ -74,6 +74,7 @@ def test_tuple_output(model, kwargs):
 
 @of_every_model
 @pytest.mark.parametrize("form", ["parallel", "chunkwise", "recurrent"])
+@torch.enable_grad()
 def test_every_parameter_gets_a_gradient(model, form):
     model.zero_grad()
     model(random_ids(2, 21), labels=random_ids(2, 21), retention_form=form).loss.backward()
@@ -83,12 +84,11 @@ def test_every_parameter_gets_a_gradient(model, form):
 
 def test_inputs_of_odd_types(fla_model):
     ids = random_ids(2, 9)
-    with torch.no_grad():
-        expected = fla_model(ids).logits
-        close(fla_model(ids.int()).logits, expected, 1e-6)
-        assert fla_model(ids, torch.ones_like(ids)).logits.equal(expected)  # by position, as everywhere
-        assert small_model(return_dict=False)(ids)[0].equal(expected)
-        close(fla_model(random_ids(2, 9).t().contiguous().t()).logits, expected, 1e-6)
+    expected = fla_model(ids).logits
+    close(fla_model(ids.int()).logits, expected, 1e-6)
+    assert fla_model(ids, torch.ones_like(ids)).logits.equal(expected)  # by position, as everywhere
+    assert small_model(return_dict=False)(ids)[0].equal(expected)
+    close(fla_model(random_ids(2, 9).t().contiguous().t()).logits, expected, 1e-6)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -100,9 +100,8 @@ def test_auto_sequence_classification(side):
     if side == "right":
         ids = torch.cat([F.pad(prompt, (0, 12 - prompt.shape[1]), value=PAD) for prompt in prompts])
         mask = (ids != PAD).long()
-    with torch.no_grad():
-        expected = torch.cat([model(prompt).logits for prompt in prompts])
-        close(model.score(model.model(prompts[0]).last_hidden_state[:, -1]), expected[:1])
-        # what follows the last real token needs no mask to be ignored
-        for options in ({"attention_mask": mask}, {"attention_mask": mask.bool()}, *([{}] if side == "right" else [])):
-            close(model(ids, **options).logits, expected)
+    expected = torch.cat([model(prompt).logits for prompt in prompts])
+    close(model.score(model.model(prompts[0]).last_hidden_state[:, -1]), expected[:1])
+    # what follows the last real token needs no mask to be ignored
+    for options in ({"attention_mask": mask}, {"attention_mask": mask.bool()}, *([{}] if side == "right" else [])):
+        close(model(ids, **options).logits, expected)

@@ -9,6 +9,7 @@ from torch import Tensor
 from retnet_hf import RetNetState
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 MASK_TYPES = (torch.int64, torch.bool, torch.float32, torch.int32)
 MASKS = {
     "left": [[0] * (21 - length) + [1] * length for length in (21, 9, 1, 14)],
@@ -17,12 +18,6 @@ MASKS = {
     "absent": [[1] * 9 + [0] * 7, [0] * 9 + [1] * 7, [1] * 16],
 }
 SPLITS = ([1] * 30, [30], [1, 29], [29, 1], [8, 8, 8, 6], [3, 14, 1, 2, 10], [16, 14])
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def prompts() -> list[Tensor]:
@@ -63,8 +58,7 @@ def test_padding_changes_no_row_and_no_state(model, kind, form):
     state = model(ids, attention_mask=mask, retention_form=form).past_key_values
     for row, expected in enumerate(alone):
         for mine, theirs in zip(state.layers, expected.past_key_values.layers):
-            for one, other in zip(remembered(mine, row), remembered(theirs, 0)):
-                close(one, other)
+            close(remembered(mine, row), remembered(theirs, 0))
     whole, after = torch.cat([mask, torch.ones_like(following)], dim=1), mask.sum(-1, keepdim=True) + torch.arange(3)
     expected = [model(following[row : row + 1], past_key_values=one.past_key_values).logits for row, one in enumerate(alone)]
     for later in ({}, {"attention_mask": whole}, {"attention_mask": torch.ones_like(following), "position_ids": after}):

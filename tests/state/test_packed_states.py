@@ -52,17 +52,14 @@ def test_each_document_is_what_it_is_alone(lengths, heads, chunk_size, with_stat
     expected = torch.cat(outputs, dim=2), torch.cat(states)
     weights = [normal(*result.shape).detach() for result in expected]
     found, wanted = ((*results, *torch.autograd.grad(results, leaves, weights)) for results in (actual, expected))
-    for one, other in zip(found, wanted):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("viewed", [1, 2**20], ids=["in their places", "in copies"])
 @pytest.mark.parametrize("numbers", [1, 200, 2**20], ids=["one by one", "two by two", "all at once"])
 @pytest.mark.parametrize(("heads", "groups", "matrices"), [(2, 2, 2), (4, 2, 4), (4, 2, 2)])
 @pytest.mark.parametrize("rows", [None, [6, 0, 3, 1, 7], [3, 4, 5, 0, 1]], ids=["no rows", "apart", "neighbours"])
-def test_a_step_changes_rows_as_packed_retention_does_and_no_other(
-    rows, heads, groups, matrices, numbers, viewed, monkeypatch
-):
+def test_a_step_changes_rows_as_packed_retention_and_no_other(rows, heads, groups, matrices, numbers, viewed, monkeypatch):
     monkeypatch.setitem(packed_step_.__globals__, "STEP_ON_CPU", numbers)
     monkeypatch.setitem(packed_step_.__globals__, "VIEWED_ON_CPU", viewed)
     documents = 5
@@ -182,15 +179,13 @@ def test_a_document_that_begins_before_a_slot_was_left_starts_anew(sequences):
 
 def test_training_through_packed_documents_with_states_has_the_gradients_of_each_alone(sequences):
     model, prompts, _, _ = sequences
-    packed = {"cu_seq_lens_q": torch.tensor(offsets(LENGTHS)), "past_key_values": empty(model)}
-    gradients = []
+    packed, gradients = {"cu_seq_lens_q": torch.tensor(offsets(LENGTHS)), "past_key_values": empty(model)}, []
     for calls in ([(torch.cat(prompts, dim=1), packed)], [(prompt, {}) for prompt in prompts]):
         outputs = [model(ids, use_cache=True, **options) for ids, options in calls]
         found = [out.logits for out in outputs]
         found += [layer.recurrent_states for out in outputs for layer in out.past_key_values.layers]
         gradients.append(torch.autograd.grad(sum(each.square().sum() for each in found), list(model.parameters())))
-    for one, other in zip(*gradients):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
 
 
 def test_what_cannot_go_on_is_refused(sequences):
@@ -229,15 +224,13 @@ def test_an_empty_state_beside_boundaries_is_that_of_the_row(sequences):
     model, prompts, later, logits = sequences
     state = RetNetState(model.config)
     close(read(model, prompts, state), [first for first, _ in logits])
-    assert state.layers[0].next_position.tolist() == LENGTHS[-1:]
-    assert state.get_seq_length() == sum(LENGTHS)
+    assert (state.layers[0].next_position.tolist(), state.get_seq_length()) == (LENGTHS[-1:], sum(LENGTHS))
 
 
 @pytest.mark.parametrize("sequences", ["grouped"], indirect=True)
 def test_compiled_with_documents_that_come_and_go(sequences):
     model, prompts, later, logits = sequences
-    slots = empty(model, 4)
-    compiled = torch.compile(model, backend="eager")
+    slots, compiled = empty(model, 4), torch.compile(model, backend="eager")
     close(read(compiled, prompts, slots, state_rows=[2, 0, 1, 3]), [first for first, _ in logits])
     close(read(compiled, [later[0], later[3]], slots, state_rows=[2, 3]), [logits[0][1], logits[3][1]])
 
@@ -252,8 +245,7 @@ def test_training_with_checkpointing_goes_on_from_states_with_the_same_gradients
         model(row, past_key_values=state, cu_seq_lens_q=bounds, labels=row).loss.backward()
         found.append([parameter.grad.clone() for parameter in model.parameters()])
         model.gradient_checkpointing_enable()
-    for one, other in zip(*found):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    torch.testing.assert_close(*found, rtol=0, atol=1e-6)
     same_state(*states)
 
 

@@ -5,28 +5,18 @@ import copy
 import pickle
 
 import pytest
+import small_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import (
-    PAD,
-    close,
-    detailed,
-    greedy,
-    left_padded,
-    memory,
-    of_every_model,
-    random_ids,
-    same_state,
-    shake,
-    small_model,
-)
+from small_models import PAD, close, detailed, greedy, left_padded, memory, random_ids, same_state, small_model
 from transformers import DynamicCache, StaticCache, StoppingCriteriaList
 
 from retnet_hf import MultiScaleRetention, PrefixStates, RetNetConfig, RetNetForCausalLM, RetNetState
 from retnet_hf.state.retention_state import RetNetStateLayer
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 ONES = torch.ones(2, 64, dtype=torch.int64)
 
 
@@ -36,8 +26,7 @@ def retention_layers(state) -> list[RetNetStateLayer]:
 
 
 def prefix_state(model, ids, **kwargs):
-    with torch.no_grad():
-        return model(ids, use_cache=True, **kwargs).past_key_values
+    return model(ids, use_cache=True, **kwargs).past_key_values
 
 
 @pytest.mark.parametrize(
@@ -91,10 +80,9 @@ CACHES = {
 def test_a_cache_that_users_make_is_an_ordinary_one(model, make):
     """It is read token by token, continued by generate(), forked, reordered, repeated and reset."""
     ids, cache = random_ids(2, 9), make(model.config)
-    with torch.no_grad():
-        logits = [model(ids[:, :4], past_key_values=cache, use_cache=True).logits]
-        logits += [model(piece, past_key_values=cache).logits for piece in ids[:, 4:].split(1, dim=1)]
-        at_once = model(ids)
+    logits = [model(ids[:, :4], past_key_values=cache, use_cache=True).logits]
+    logits += [model(piece, past_key_values=cache).logits for piece in ids[:, 4:].split(1, dim=1)]
+    at_once = model(ids)
     close(torch.cat(logits, dim=1), at_once.logits)
     assert cache.get_seq_length() == 9
     same_state(cache, at_once.past_key_values)
@@ -113,6 +101,7 @@ def test_a_cache_that_users_make_is_an_ordinary_one(model, make):
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
+@torch.enable_grad()
 def test_a_state_that_was_reset_is_as_good_as_new(model, batch):
     ids, padded, mask = random_ids(batch, 7), random_ids(batch, 9, seed=1), torch.ones(batch, 9, dtype=torch.int64)
     mask[0, :5] = 0
@@ -126,7 +115,6 @@ def test_a_state_that_was_reset_is_as_good_as_new(model, batch):
         assert state.get_seq_length() == 16
 
 
-@torch.no_grad()
 def test_rows_are_reordered_repeated_and_selected(model):
     ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1), random_ids(1, 6, seed=2)])
     for change, rows in (
@@ -157,12 +145,10 @@ def test_state_knows_its_length(model):
     assert state.get_seq_length() == 10
     assert nine == 9  # what was returned before does not change
     prefix_state(model, ids[:, :5], past_key_values=state, attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1] * 5]))
-    assert int(state.get_seq_length()) == 15
-    assert detailed(model, ids, 10).past_key_values.get_seq_length() == 18
+    assert (int(state.get_seq_length()), detailed(model, ids, 10).past_key_values.get_seq_length()) == (15, 18)
     assert len(state) == len(state.layers) == model.config.num_hidden_layers
 
 
-@torch.no_grad()
 def test_use_cache_decides_or_else_the_configuration(model):
     """A state that is given is updated in any case: Trainer saves models with use_cache off."""
     ids, silent = random_ids(2, 9), small_model(use_cache=False)
@@ -192,8 +178,7 @@ def test_the_state_passes_between_modes_of_autograd(model, first, later):
             state = copy.deepcopy(state) if length == 5 and first is not torch.enable_grad else state
             logits.append(model(ids[:, end : end + length], past_key_values=state, use_cache=True).logits)
         end += length
-    with torch.no_grad():
-        close(torch.cat([piece.detach().clone() for piece in logits], 1), model(ids).logits)
+    close(torch.cat([piece.detach().clone() for piece in logits], 1), model(ids).logits)
     assert state.get_seq_length() == 20
     state.reset()
     with later():
@@ -225,7 +210,7 @@ def test_the_record_of_the_past_costs_what_was_recorded(model):
     assert state.get_seq_length() == 18
 
 
-@of_every_model
+@small_models.of_every_model
 @pytest.mark.parametrize("removed", [0, 1, 3, 4, 11])
 def test_crop_is_as_if_never_read(model, removed):
     ids, following = random_ids(2, 20), random_ids(2, 3, seed=1)
@@ -239,8 +224,7 @@ def test_crop_is_as_if_never_read(model, removed):
     state.crop(-removed)
     same_state(state, expected)
     assert state.get_seq_length() == 20 - removed
-    with torch.no_grad():
-        close(model(following, past_key_values=state).logits, model(following, past_key_values=expected).logits)
+    close(model(following, past_key_values=state).logits, model(following, past_key_values=expected).logits)
 
 
 def test_crop_of_what_was_not_recorded_is_refused(model):
@@ -267,12 +251,11 @@ def test_ids_that_do_not_begin_with_what_was_read_are_refused(model):
 def test_a_call_that_fails_between_layers_leaves_a_state_that_no_file_hides(tmp_path):
     """Layers that have read the tokens count them, and others do not, so that `load` refuses the state."""
     model, ids, state = small_model(), random_ids(1, 6), RetNetState(small_model().config)
-    with torch.no_grad():
-        model(ids[:, :4], past_key_values=state)
-        hook = model.model.layers[-1].register_forward_pre_hook(lambda *_: 1 // 0)
-        with pytest.raises(ZeroDivisionError):
-            model(ids[:, 4:], past_key_values=state)
-        hook.remove()
+    model(ids[:, :4], past_key_values=state)
+    hook = model.model.layers[-1].register_forward_pre_hook(lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        model(ids[:, 4:], past_key_values=state)
+    hook.remove()
     assert [int(layer.cumulative_length) for layer in state.layers] == [6] * (len(state.layers) - 1) + [4]
     state.save(tmp_path / "state.safetensors")
     with pytest.raises(ValueError, match="differs from the first layer's"):
@@ -299,8 +282,7 @@ def test_other_ends_of_a_text_share_its_beginning(model):
     for changed, known in ((49, 49), (40, 32), (32, 32), (31, 16), (3, 0)):
         other = text.clone()
         other[0, changed] = (other[0, changed] + 1) % 60 + 3
-        before = states.reused
-        options = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
+        before, options = states.reused, {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
         assert states.generate(other, **options).sequences.equal(greedy(model, other, 5))
         assert states.reused - before == known
 
@@ -340,16 +322,12 @@ def test_what_states_cannot_serve_is_generated_as_ever():
     assert states.generate(one, max_new_tokens=4, do_sample=False).equal(greedy(model, one, 4))
 
 
-ENTRIES = {
-    "plain": {},
-    "static": {"cache_implementation": "static"},
-    "sampled": {"do_sample": True, "num_return_sequences": 3},
-}
+ENTRIES = {"plain": {}, "static": {"cache_implementation": "static"}}
+ENTRIES |= {"sampled": {"do_sample": True, "num_return_sequences": 3}}
 
 
 @pytest.mark.parametrize("dialect", ["fla", "sinks", "hybrid", "grouped"])
 @pytest.mark.parametrize("entry", ENTRIES)
-@torch.no_grad()
 def test_rows_that_end_early_go_on_in_the_next_turn_as_without_a_state(dialect, entry):
     model, ids = small_model(dialect), random_ids(2, 7)
     options = {"pad_token_id": PAD, "suppress_tokens": [PAD], "max_new_tokens": 24, "do_sample": False} | ENTRIES[entry]
@@ -369,7 +347,6 @@ def test_rows_that_end_early_go_on_in_the_next_turn_as_without_a_state(dialect, 
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-@torch.no_grad()
 def test_the_document_of_an_absent_token_means_nothing(data):
     """Rows of several documents with absent tokens anywhere, in one call or two: as the present tokens of each row alone."""
     length = data.draw(st.integers(1, 12))
@@ -394,28 +371,19 @@ def test_the_document_of_an_absent_token_means_nothing(data):
             close(state.layers[0].recurrent_states[row], alone.layers[0].recurrent_states[0], 1e-12)
 
 
-OFFSETS = {
-    "of another shape": torch.tensor([[0, 3, 7, 10]]),
-    "lengths": torch.tensor([3, 4, 3]),
-    "beyond the row": torch.tensor([0, 3, 7, 99]),
-    "not to its end": torch.tensor([0, 3, 7]),
-    "not from 0": torch.tensor([3, 7, 10]),
-    "falling": torch.tensor([0, 7, 3, 10]),
-    "negative": torch.tensor([0, -7, 10]),
-    "numbers with a point": torch.tensor([0.0, 3.0, 7.0, 10.0]),
-    "of one document": torch.tensor([10]),
-}
+OFFSETS = {"of another shape": torch.tensor([[0, 3, 7, 10]]), "lengths": torch.tensor([3, 4, 3])}
+OFFSETS |= {"beyond the row": torch.tensor([0, 3, 7, 99]), "not to its end": torch.tensor([0, 3, 7])}
+OFFSETS |= {"not from 0": torch.tensor([3, 7, 10]), "falling": torch.tensor([0, 7, 3, 10])}
+OFFSETS |= {"negative": torch.tensor([0, -7, 10]), "numbers with a point": torch.tensor([0.0, 3.0, 7.0, 10.0])}
+OFFSETS |= {"of one document": torch.tensor([10])}
 
 
 @pytest.mark.parametrize("has_state", [False, True])
 @pytest.mark.parametrize("name", OFFSETS)
-@torch.no_grad()
 def test_offsets_that_fit_no_row_are_refused_everywhere(name, has_state):
     model = small_model()
     state = RetNetState.zeros(model.config, 3) if has_state else None
-    with pytest.raises(
-        ValueError, match=r"cu_seq_lens_q must be the offsets of documents in one row, .* its 10 tokens, got"
-    ):
+    with pytest.raises(ValueError, match="cu_seq_lens_q must be the offsets of documents in one row, .* its 10 tokens, got"):
         model(random_ids(1, 10), cu_seq_lens_q=OFFSETS[name], cache=state)
     for bad in (torch.zeros(1, 9).long(), torch.zeros(10).long(), torch.zeros(1, 10)):
         with pytest.raises(ValueError, match=r"seq_idx must be integers \(batch, tokens\) = \(1, 10\), got"):
@@ -423,10 +391,9 @@ def test_offsets_that_fit_no_row_are_refused_everywhere(name, has_state):
 
 
 @pytest.mark.parametrize("form", ["auto", "parallel", "recurrent", "chunkwise"])
-@torch.no_grad()
 def test_float64_lasts(form):
     """In calls of one and of several tokens, padded and packed, and it is the precision of the state, not its name alone."""
-    model = shake(RetNetForCausalLM(RetNetConfig.from_preset("tiny", vocab_size=100, chunk_size=8))).eval()
+    model = small_models.shake(RetNetForCausalLM(RetNetConfig.from_preset("tiny", vocab_size=100, chunk_size=8))).eval()
     state = RetNetState.zeros(model.config, 2, dtype=torch.float64)
     expected, ids = RetNetState.zeros(model.config, 2, dtype=torch.float64), random_ids(2, 40)
     for tokens in ids.split([1, 30, 1, 8], dim=1):

@@ -392,8 +392,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr("retnet_hf.state.state_file.save_file", fail)
     with pytest.raises(OSError, match="No space left"):
         read(model, random_ids(1, 9)).past_key_values.save(path)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
+    assert (path.read_bytes(), [file.name for file in tmp_path.iterdir()]) == (before, ["state.safetensors"])
 
 
 def test_torch_export_of_the_decode_step_takes_and_returns_the_state():
@@ -493,7 +492,6 @@ def test_a_state_is_saved_through_a_link_and_never_in_the_place_of_something_els
 @pytest.mark.parametrize("schedule", ["geometric", "log_linear", "alibi"])
 def test_the_last_bit_of_a_decay_is_not_in_the_fingerprint(schedule, monkeypatch):
     """Libraries of mathematics differ in it."""
-    before = small_config(decay_schedule=schedule).state_fingerprint
-    exact = RetNetConfig.decays
+    before, exact = small_config(decay_schedule=schedule).state_fingerprint, RetNetConfig.decays
     monkeypatch.setattr(RetNetConfig, "decays", lambda *args: [math.nextafter(decay, 0) for decay in exact(*args)])
     assert small_config(decay_schedule=schedule).state_fingerprint == before

@@ -42,14 +42,12 @@ def test_a_long_piece_is_walked_not_copied():
 
 @pytest.mark.parametrize("segment_length", [1, 7, 64, 1000])
 def test_the_score_is_that_of_one_pass(segment_length):
-    model = small_model()
-    tokens = torch.randint(0, 40, (300,))
+    model, tokens = small_model(), torch.randint(0, 40, (300,))
     with torch.no_grad():
         logits = model(tokens[None], retention_form="parallel").logits[0]
     expected = -F.cross_entropy(logits[:-1], tokens[1:], reduction="sum").item()
     score = score_stream(model, tokens, segment_length)
-    assert score.tokens == 299
-    assert score.log_likelihood == pytest.approx(expected, rel=1e-5)
+    assert (score.tokens, score.log_likelihood) == (299, pytest.approx(expected, rel=1e-5))
     assert score.perplexity == pytest.approx(math.exp(-expected / 299), rel=1e-5)
     assert int(score.state.get_seq_length()) == 300
 
@@ -136,8 +134,7 @@ def test_training_carries_the_state_from_step_to_step(tmp_path):
 def test_gradient_checkpointing_carries_the_same_state(use_reentrant, tmp_path):
     tokens, weights = torch.randint(0, 40, (2 * 48,)), []
     for checkpointing in (False, True):
-        model = small_model()
-        options = {"gradient_checkpointing_kwargs": {"use_reentrant": use_reentrant}}
+        model, options = small_model(), {"gradient_checkpointing_kwargs": {"use_reentrant": use_reentrant}}
         trainer(model, tmp_path, [CarryState()], tokens, gradient_checkpointing=checkpointing, **options).train()
         weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     assert torch.allclose(*weights, atol=1e-6)
@@ -147,8 +144,7 @@ def test_workers_share_the_batches():
     dataset = TokenStreams(torch.arange(60), batch_size=2, segment_length=5)
     loaders = [DataLoader(dataset, batch_size=2, num_workers=workers) for workers in (0, 2)]
     alone, shared = ([batch["input_ids"].tolist() for batch in loader] for loader in loaders)
-    assert shared == alone
-    assert len(alone) == 6
+    assert (shared, len(alone)) == (alone, 6)
 
 
 def test_rows_that_would_not_continue_each_other_are_refused_when_training_begins(tmp_path):
@@ -199,10 +195,7 @@ def test_tokens_that_do_not_continue_what_the_state_has_read_are_refused(tmp_pat
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_resumed_run_carries_on_with_the_state(tmp_path, accumulation):
-    """Resumed at any step of two epochs, training ends with the weights of an uninterrupted run.
-
-    An epoch has five segments, which two steps of two do not divide: Trainer makes a third step of what is left.
-    """
+    """At any step of two epochs of five segments, of which two steps of two leave one, which Trainer makes a third step."""
     tokens, lengths = torch.randint(0, 40, (2 * 16 * 5,)), []  # of the states that micro-batches begin with
     options = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-3, "seed": 3, "lr_scheduler_type": "constant"}
     options |= {"gradient_accumulation_steps": accumulation, "num_train_epochs": 2}
@@ -343,8 +336,7 @@ def test_trainer_trains_it_and_its_checkpoints_hold_nothing_else(tmp_path):
     checkpoint = tmp_path / "checkpoint-15"
     assert (checkpoint / "model.safetensors").stat().st_size < 2 * sum(state.nbytes for state in tuned.states)
     Trainer(again, arguments, train_dataset=data).train(resume_from_checkpoint=str(checkpoint))
-    for found, expected in zip(again.states, tuned.states):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(list(again.states), list(tuned.states), rtol=1e-4, atol=1e-5)
 
 
 def test_a_module_around_it_keeps_its_own_weights():

@@ -17,24 +17,14 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from retnet_hf import (
-    CausalConv1d,
-    MultiScaleRetention,
-    RetNetHybridConfig,
-    RetNetHybridForCausalLM,
-    RetNetState,
-    StreamState,
-)
+from retnet_hf import CausalConv1d, MultiScaleRetention, RetNetHybridForCausalLM, RetNetState, StreamState
 
 
 D = 32
 GROUPED = {"num_key_value_heads": 2, "key_expansion": 0.5, "decay_schedule": [0.6, 0.6, 0.97, 1.0], "feature_map": "relu"}
 BARE = {"use_rotary": False, "use_output_gate": False, "use_head_norm": False, "decay_schedule": "geometric"}
-OPTIONS = {
-    "default": {"chunk_size": 4},
-    "grouped": GROUPED | {"qkv_bias": True, "use_qk_norm": True},
-    "bare": BARE | {"value_expansion": 1.0},
-}
+OPTIONS = {"default": {"chunk_size": 4}, "grouped": GROUPED | {"qkv_bias": True, "use_qk_norm": True}}
+OPTIONS |= {"bare": BARE | {"value_expansion": 1.0}}
 
 
 def layer_of(name: str = "default", **options) -> MultiScaleRetention:
@@ -62,8 +52,7 @@ def test_it_computes_what_the_mixer_of_a_model_computes_and_its_gradients(dialec
     for each, arguments in ((layer, (None, mask, documents)), (mixer, (plans[0],))):
         output = each(hidden_states, *arguments)[0][mask]
         results.append([output, *torch.autograd.grad(output.square().sum(), list(each.parameters()))])
-    for found, expected in zip(*results, strict=True):
-        close(found, expected, 1e-12)
+    close(*results, 1e-12)
 
 
 @settings(max_examples=20, deadline=None)
@@ -158,8 +147,7 @@ def test_transforms_autocast_checkpoints_copies_and_devices():
     mapped = torch.func.vmap(lambda row: torch.func.functional_call(layer, weights, (row[None],))[0][0])
     close(mapped(hidden_states), expected, 1e-11)
     again = checkpoint(lambda states: layer(states)[0], hidden_states, use_reentrant=False)
-    for one, other in zip(*(torch.autograd.grad(output.sum(), weights.values()) for output in (again, expected))):
-        close(one, other, 1e-12)
+    close(*(torch.autograd.grad(output.sum(), weights.values()) for output in (again, expected)), 1e-12)
     close(copy.deepcopy(layer)(hidden_states)[0], expected, 1e-12)
     single = layer.float()
     with torch.autocast("cpu", torch.bfloat16):
@@ -201,7 +189,9 @@ def test_weights_begin_again_as_those_of_a_model(initialization, norm):
         layer.reset_parameters()
     assert all((parameter != 7.0).all() for parameter in layer.parameters())
     sizes = {"num_hidden_layers": 2, "vocab_size": 50, "initialization": initialization}
-    retention, softmax = RetNetHybridForCausalLM(RetNetHybridConfig.from_preset("tiny", **sizes)).model.layers
+    retention, softmax = RetNetHybridForCausalLM(
+        RetNetHybridForCausalLM.config_class.from_preset("tiny", **sizes)
+    ).model.layers
     assert retention.retention.k_norm.weight.unique().tolist() == pytest.approx([norm])
     assert softmax.attention.k_norm.weight.unique().tolist() == [1.0]
 
@@ -266,8 +256,7 @@ def test_sessions_join_leave_pause_and_begin_anew(model):
     two, one = StreamState(model), StreamState(model)
     model(first[:, :3], two)
     model(second[:, :2], one)
-    three = StreamState.concatenate([two, one])
-    pauses = torch.tensor([[True], [False], [True]])
+    three, pauses = StreamState.concatenate([two, one]), torch.tensor([[True], [False], [True]])
     output = model(torch.stack([first[0, 3:4], first[1, :1], second[0, 2:3]]), three, pauses)
     same(output[0], model(first[:1])[0, 3:4])
     same(output[2], model(second)[0, 2:3])
@@ -293,8 +282,7 @@ def test_a_state_of_many_tokens_is_no_larger_than_one_of_few(model):
 
 
 def test_gradients_flow_through_a_state(model):
-    whole = frames(1, 8).requires_grad_()
-    state = StreamState(model)
+    whole, state = frames(1, 8).requires_grad_(), StreamState(model)
     output = torch.cat([model(piece, state) for piece in whole.split(3, dim=1)], dim=1)
     weight = torch.randn_like(output)
     same(torch.autograd.grad(output, whole, weight)[0], torch.autograd.grad(model(whole), whole, weight)[0])
@@ -428,17 +416,13 @@ def test_a_layer_takes_neither_the_state_of_other_options_nor_that_of_other_weig
     assert torch.equal(copy.deepcopy(first)(hidden, state.clone())[0], first(hidden, state)[0])
 
 
-def wrapped_whole(model):
-    return torch.compile(model, backend="eager")
-
-
 def wrapped_layers(model):
     model.conv = torch.compile(model.conv, backend="eager")
     model.retention = checkpoint_wrapper(model.retention)
     return model
 
 
-@pytest.mark.parametrize("wrapped", [lambda model: model, wrapped_whole, wrapped_layers])
+@pytest.mark.parametrize("wrapped", [lambda it: it, lambda it: torch.compile(it, backend="eager"), wrapped_layers])
 def test_a_state_is_saved_and_loaded_by_the_names_of_the_model(model, wrapped, saved, fresh_compiler):
     state, file = saved
     expected = model(frames(2, 3, seed=1), state)

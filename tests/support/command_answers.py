@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from small_models import same_tensors
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from retnet_hf.cli.text.corpus import SAMPLE_TEXT, train_tokenizer
@@ -60,10 +61,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def same_weights(one: Path, other: Path) -> None:
-    one, other = weights(one), weights(other)
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
+    same_tensors(weights(one), weights(other))
 
 
 SIZES = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}

@@ -135,16 +135,14 @@ for checkpointing in (True, False):
     model.train().gradient_checkpointing_enable() if checkpointing else model.gradient_checkpointing_disable()
     model(**shard_sequence({"input_ids": second, "labels": second}, WORLD)).loss.backward()
     found.append(gradients(model))
-for mine, other in zip(*found):
-    torch.testing.assert_close(mine, other, **exact)
+torch.testing.assert_close(*found, **exact)
 
 # bfloat16 is as near to float64 as in one process, whatever its products are multiplied as
 for narrow in (False, True):
     multiplied = multiply_bfloat16() if narrow else []
     rounded, truth = small_model("fla", chunk_size=8).bfloat16(), small_model("fla", chunk_size=8).double()
     truth.load_state_dict(rounded.state_dict())
-    whole = {"input_ids": random_ids(2, LENGTH, seed=5), "labels": random_ids(2, LENGTH, seed=5)}
-    found = []
+    whole, found = {"input_ids": random_ids(2, LENGTH, seed=5), "labels": random_ids(2, LENGTH, seed=5)}, []
     for network, group in ((truth, None), (rounded, None), (rounded, WORLD)):
         context_parallel(network, group)
         cut = whole if group is None else shard_sequence(whole, WORLD)

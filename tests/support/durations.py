@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Which files of tests take how long, in `tests/durations.json`: the files that begin first are chosen by it.
-
-python -m pytest --junitxml report.xml && python tests/support/durations.py report.xml
-"""
+"""Writes `tests/durations.json`: `pytest --junitxml report.xml && python tests/support/durations.py report.xml`."""
 
 import json
 import sys

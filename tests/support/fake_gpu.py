@@ -1,9 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""A device whose tensors have no values: what runs there has every tensor on the right device, and what it asks of the host
-is counted.
+"""A device whose tensors have no values: prints for each case how often the host waited for it, or the end of the traceback.
 
-A process of its own, since PyTorch keeps a device that was registered. Prints for each case how often the host waited for
-the device, or the end of the traceback.
+A process of its own, since PyTorch keeps a device that was registered.
 """
 
 import json
@@ -61,10 +59,8 @@ def register() -> list[torch.library.Library]:
 
 
 class Waits(TorchDispatchMode):
-    """Counts what makes the host wait for the device: values that it reads, and tensors that are copied from there or, as no
-    graph may capture, to there. `truth` is what a truth value is that is read: False of a mask that is asked whether all
-    tokens are there.
-    """
+    """Counts what makes the host wait: values that it reads, tensors that are copied from the device or, as no graph may
+    capture, to it. `truth` is any truth value that is read: False of a mask that is asked whether all tokens are there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,8 +193,7 @@ COUNTED = Waits()
 
 
 if __name__ == "__main__":
-    held = register()
-    found = {}
+    held, found = register(), {}
     for name, case in CASES.items():
         COUNTED.counts.clear()
         COUNTED.truth = False

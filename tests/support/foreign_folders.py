@@ -34,7 +34,7 @@ def write_folder(folder: Path, state_dict: dict, config: dict, layout: str = "sa
         names, weight_map = sorted(state_dict), {}
         for shard in range(3):
             file = f"model-{shard + 1:05d}-of-00003.safetensors"
-            part = {name: state_dict[name] for name in names[shard::3]}
+            part = {name: state_dict[name].contiguous() for name in names[shard::3]}
             save_file(part, folder / file, metadata={"format": "pt"})
             weight_map |= dict.fromkeys(part, file)
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
@@ -66,15 +66,12 @@ def foreign(dialect: str, **overrides):
 
 def small_minimax(**fields) -> MiniMaxForCausalLM:
     """A model of transformers in float64, whose decays and rates of rotation are not rounded to float32."""
-    options = (
-        {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 4}
-        | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-        | {"layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}
-        | {"num_local_experts": 6, "num_experts_per_tok": 2, "linear_attn_alpha_factor": 3.5}
-        | {"full_attn_alpha_factor": 2.5, "mlp_alpha_factor": 1.5, "linear_attn_beta_factor": 1.25}
-        | {"full_attn_beta_factor": 0.5, "mlp_beta_factor": 0.75, "block_size": 8, "pad_token_id": 0}
-        | {"eos_token_id": None}
-    )
+    options = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 4, "pad_token_id": 0}
+    options |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "eos_token_id": None, "block_size": 8}
+    options |= {"layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}
+    options |= {"num_local_experts": 6, "num_experts_per_tok": 2, "mlp_alpha_factor": 1.5, "mlp_beta_factor": 0.75}
+    options |= {"linear_attn_alpha_factor": 3.5, "full_attn_alpha_factor": 2.5, "linear_attn_beta_factor": 1.25}
+    options |= {"full_attn_beta_factor": 0.5}
     torch.manual_seed(0)
     model = MiniMaxForCausalLM(MiniMaxConfig(**options | fields)).double().eval()
     model.set_experts_implementation("eager")
@@ -117,12 +114,9 @@ def as_published(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
 def published_minimax(model: MiniMaxForCausalLM) -> tuple[dict[str, Tensor], dict]:
     """Weights and config.json as MiniMax-Text-01 has them, of a model of transformers."""
     config = model.config.to_dict()
-    content = (
-        {"model_type": "minimax_text_01"}
-        | {"attn_type_list": [int(kind == "full_attention") for kind in config.pop("layer_types")]}
-        | {"rope_theta": config.pop("rope_parameters")["rope_theta"], "postnorm": True, "shared_intermediate_size": 0}
-        | {"shared_moe_mode": "sigmoid", "rotary_dim": 8}
-    )
+    content = {"model_type": "minimax_text_01", "postnorm": True, "shared_moe_mode": "sigmoid"}
+    content |= {"attn_type_list": [int(kind == "full_attention") for kind in config.pop("layer_types")], "rotary_dim": 8}
+    content["shared_intermediate_size"], content["rope_theta"] = 0, config.pop("rope_parameters")["rope_theta"]
     for kind in ("linear_attn", "full_attn", "mlp"):
         for factor in ("alpha", "beta"):
             long = {"linear_attn": "linear_attention", "full_attn": "full_attention"}.get(kind, kind)
@@ -136,18 +130,8 @@ def folder_of(family: str, path: Path, minimax_of_transformers: MiniMaxForCausal
     else:
         data = golden(f"{family}/published_like", SMALL)
         state_dict, config = dict(data.state_dict), dict(data.config)
-    write(path, state_dict, config)
+    write_folder(path, state_dict, config, "sharded")
     return state_dict, config
-
-
-def write(path: Path, state_dict: dict[str, Tensor], config: dict) -> None:
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(config))
-    homes = {name: f"model-{1 + index % 2:05d}-of-00002.safetensors" for index, name in enumerate(sorted(state_dict))}
-    for home in set(homes.values()):
-        part = {name: state_dict[name].contiguous() for name in homes if homes[name] == home}
-        save_file(part, path / home, metadata={"format": "pt"})
-    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": homes}))
 
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
@@ -161,13 +145,10 @@ def reversed_moves(model, moves: list[Move]) -> dict[str, Tensor]:
 def to_vir_official(model) -> Checkpoint:
     ours = model.config
     mean = ours.pooling.startswith("mean")
-    arguments = {
-        "img_size": list(ours.image_shape),
-        "global_pool": "avg" if mean else "token_last" if ours.pooling == "class_token" else "final",
-        "encode_mode": "bidirectional" if ours.mirror_sequence else "autoregressive",
-        "num_heads": ours.num_attention_heads,
-        "init_values": ours.layer_scale_init_value,
-    }
+    arguments = {"img_size": list(ours.image_shape)}
+    arguments |= {"global_pool": "avg" if mean else "token_last" if ours.pooling == "class_token" else "final"}
+    arguments |= {"encode_mode": "bidirectional" if ours.mirror_sequence else "autoregressive"}
+    arguments |= {"num_heads": ours.num_attention_heads, "init_values": ours.layer_scale_init_value}
     moves = vir_official.planned_moves(ours, "fc_norm" if mean else "norm")
     if ours.pooling == "mean_but_first":  # their model has this parameter without using it
         moves.append(Move(("cls_token",), (), known(torch.zeros(1, 1, ours.hidden_size))))
@@ -182,16 +163,12 @@ def to_vir_pulfer(model) -> Checkpoint:
 
 def to_rmt(model) -> Checkpoint:
     ours, dense = model.config, isinstance(model, RMTBackbone)
-    arguments = (
-        {"embed_dims": ours.hidden_sizes, "depths": ours.depths, "num_heads": ours.num_attention_heads}
-        | {"init_values": ours.decay_exponents, "heads_ranges": ours.decay_exponent_ranges}
-        | {"mlp_ratios": ours.mlp_ratios, "drop_path_rate": ours.drop_path_rate}
-        | {"chunkwise_recurrents": [kind == "decomposed" for kind in ours.attention_types]}
-        | {"layerscales": ours.use_layer_scale, "token_label": ours.token_classifier_input is not None}
-    )
-    return reversed_moves(model, rmt.planned_moves(ours, dense)), arguments | (
-        {"out_indices": [0, 1, 2, 3]} if dense else {}
-    )
+    arguments = {"embed_dims": ours.hidden_sizes, "depths": ours.depths, "num_heads": ours.num_attention_heads}
+    arguments |= {"init_values": ours.decay_exponents, "heads_ranges": ours.decay_exponent_ranges}
+    arguments |= {"mlp_ratios": ours.mlp_ratios, "drop_path_rate": ours.drop_path_rate, "layerscales": ours.use_layer_scale}
+    arguments |= {"chunkwise_recurrents": [kind == "decomposed" for kind in ours.attention_types]}
+    arguments |= {"token_label": ours.token_classifier_input is not None} | ({"out_indices": [0, 1, 2, 3]} if dense else {})
+    return reversed_moves(model, rmt.planned_moves(ours, dense)), arguments
 
 
 def small_poolformer(**overrides) -> PoolFormerForImageClassification:

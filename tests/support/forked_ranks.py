@@ -1,8 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Starts a program in several processes, as `torchrun` does: `python forked_ranks.py RANKS PROGRAM ARGUMENTS...`.
+"""`python forked_ranks.py 2,4 PROGRAM ARGUMENTS...` starts a program as `torchrun` does, in two processes, then in four.
 
-What all of them import is imported once, before they are forked, which would take several seconds of each. With several
-numbers of processes, `2,4`, the program is run with one after the other.
+What all of them import is imported once, before they are forked, which would take several seconds of each.
 """
 
 import os

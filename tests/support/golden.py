@@ -1,9 +1,8 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """Outputs of public implementations on small random weights.
 
-tests/golden holds one case of each format, without the large gradients. The full set, with more options of each format, lies
-beside a checkout where there is one; then the tests run on all of it. `python tests/support/golden.py` makes the small set
-from it.
+tests/golden holds one case of each format, without the large gradients. Where the full set, with more options of each,
+lies beside a checkout, the tests run on all of it, and `python tests/support/golden.py` makes the small set from it.
 """
 
 import json

@@ -161,10 +161,8 @@ def on_two():
     padded = {"input_ids": IDS, "attention_mask": (torch.arange(24) >= torch.tensor([[4], [0], [0], [9]])).long()}
     there = padded["attention_mask"].bool()
     for name, heads in (("fla", [2, 2]), ("hybrid", [2, 1])):
-        model, whole = (
-            AutoModelForCausalLM.from_pretrained(folder / name, tp_plan="auto", dtype=torch.float64),
-            LANGUAGE_MODELS[name],
-        )
+        whole = LANGUAGE_MODELS[name]
+        model = AutoModelForCausalLM.from_pretrained(folder / name, tp_plan="auto", dtype=torch.float64)
         assert model.model.layers[0].retention.q_proj.weight.to_local().shape[0] == 16
         with torch.no_grad():
             output, expected = model(**padded), whole(**padded)
@@ -189,9 +187,8 @@ def on_two():
     rounded = AutoModelForCausalLM.from_pretrained(folder / "fla", dtype=torch.bfloat16)
     mixed = distributed(folder / "fla", dtype=torch.float32, fsdp_size=2, fsdp_mixed_precision=True)
     mine, plans = IDS.chunk(2)[rank], []
-    mixed.model.layers[-1].retention.register_forward_pre_hook(
-        lambda *given: plans.append(given[2]["plan"]), with_kwargs=True
-    )
+    last = mixed.model.layers[-1].retention
+    last.register_forward_pre_hook(lambda *given: plans.append(given[2]["plan"]), with_kwargs=True)
     output, expected = mixed(mine, labels=mine), rounded(IDS, labels=IDS)
     assert output.logits.dtype == torch.bfloat16
     # FSDP2 casts the inputs of what it shards, but neither decays nor angles, which a plan holds in a class of its own
@@ -242,8 +239,7 @@ def on_four():
 
     # two groups share the rows, two ranks of each group share their tokens, and all four the weights
     whole = LANGUAGE_MODELS["fla"]
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
-    everyone = init_device_mesh("cpu", (4,))
+    mesh, everyone = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp")), init_device_mesh("cpu", (4,))
     for order in ("contiguous", "head_to_tail"):
         model = sharded("fla", everyone)
         context_parallel(model, mesh["cp"], order)

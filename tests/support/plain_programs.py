@@ -34,8 +34,7 @@ class Runs(list):
 @pytest.fixture
 def made(request, monkeypatch) -> Runs:
     """Programs that would have been compiled run as they are: the first of both modules to choose from, or the last."""
-    chosen = getattr(request, "param", 0)
-    kept, runs = {}, Runs()
+    chosen, kept, runs = getattr(request, "param", 0), {}, Runs()
 
     def make(path, steps, inputs):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,8 +115,7 @@ def check(layers: list[nn.Linear], rounding: float) -> None:
         bias = None if layer.bias is None else layer.bias.double()
         with torch.no_grad():
             output, expected = product_of(layer)(token), nn.functional.linear(token.double(), weight.double(), bias)
-        assert output.shape == expected.shape
-        assert output.dtype == token.dtype
+        assert (output.shape, output.dtype) == (expected.shape, token.dtype)
         assert (output - expected).norm() < rounding * expected.norm()
 
 

@@ -39,6 +39,17 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session", params=COVERING)
 def model(request):
     return small_model(request.param)
@@ -90,8 +101,7 @@ def heard_again():
 def newest_names():
     """Nothing uses a name of states that transformers 5.24 warns of; what was heard before is heard again."""
     transformers.logging.warning_once.cache_clear()
-    logger, heard = logging.getLogger("transformers"), []
-    handler = logging.NullHandler()
+    logger, heard, handler = logging.getLogger("transformers"), [], logging.NullHandler()
     handler.handle = lambda record: heard.append(record.getMessage())
     logger.addHandler(handler)
     yield

@@ -176,16 +176,16 @@ def left_padded(prompts: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def rounding(terms: int = 1, dtype: torch.dtype = torch.float32) -> float:
-    """What two computations of one function may differ by in `dtype`, as a part of the largest value, on any processor.
-
-    Errors of a sum grow with the square root of its `terms`; 16 is for the operations around it, on both sides of the
-    comparison. Pass it to `close`.
-    """
+    """The tolerance of `close` for sums of so many `terms` in `dtype`, whose errors grow with the square root of them."""
     return 16 * torch.finfo(dtype).eps * terms**0.5
 
 
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
-    """Equal to `tolerance` of the size of the expected values."""
+def close(actual, expected, tolerance: float = 1e-4) -> None:
+    """Equal to `tolerance` of the size of the expected values: two tensors, or as many on either side."""
+    if not isinstance(expected, Tensor):
+        for one, other in zip(actual, expected, strict=True):
+            close(one, other, tolerance)
+        return
     assert expected.isfinite().all()
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * max(1.0, expected.abs().max().item()))
 
@@ -254,20 +254,20 @@ def state_values(state) -> list[Tensor]:
 
 def same_state(actual, expected, tolerance: float = 1e-5) -> None:
     assert len(actual.layers) == len(expected.layers) > 0
-    for mine, theirs in zip(state_values(actual), state_values(expected)):
-        close(mine, theirs, tolerance)
+    close(state_values(actual), state_values(expected), tolerance)
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """Words "w3" … "w95" are the tokens 3 … 95."""
+def word_tokenizer(end: int | None = None) -> PreTrainedTokenizerFast:
+    """Words "w3" … "w95" are the tokens 3 … 95, one of which may end texts."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {"<pad>": PAD, "<s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, VOCAB_SIZE)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", unk_token="<unk>", padding_side="left"
-    )
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "unk_token": "<unk>"}
+    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, padding_side="left")
+    words.eos_token = None if end is None else f"w{end}"
+    return words
 
 
 # The beginning of a program for another process, in which `retnet_hf` cannot be imported.
@@ -305,7 +305,6 @@ SLIDING = {"layer_types": ["linear_attention", "sliding_attention"], "sliding_wi
 EXPERTS = {"num_experts": 4}
 SIZES = {"qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
 LATENT = {"layer_types": ["linear_attention", "full_attention"], "kv_lora_rank": 6} | SIZES
-
 
 # another value of each field with an effect, and, where that depends on other fields, those
 CHANGES = {"vocab_size": 60, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}

@@ -15,9 +15,7 @@ import retnet_hf
 
 @torch.no_grad()
 def shake_vision(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Random weights, large enough that every pixel and every position sways the logits, and batch norms that have seen
-    something. What a configuration fixes, such as decays, is not saved and stays as it is.
-    """
+    """Random weights, large enough that every pixel sways the logits, and batch norms that have seen something."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in model.state_dict().items():
         if not tensor.is_floating_point():
@@ -87,10 +85,9 @@ VISION_FAMILIES = {
     "rmt": VisionFamily(
         "RMT",
         {"hidden_sizes": [8, 12, 16], "depths": [1, 1, 2], "num_attention_heads": [2, 2, 4]}
-        | {"mlp_ratios": [2, 2, 2], "attention_types": ["decomposed", "whole", "whole"]}
-        | {"decay_exponents": [2, 2, 2], "decay_exponent_ranges": [4, 4, 6]}
-        | {"use_layer_scale": [False, False, True], "layer_scale_init_value": 0.5, "projection_size": 20}
-        | {"drop_path_rate": 0.0},
+        | {"mlp_ratios": [2, 2, 2], "attention_types": ["decomposed", "whole", "whole"], "drop_path_rate": 0.0}
+        | {"decay_exponents": [2, 2, 2], "decay_exponent_ranges": [4, 4, 6], "projection_size": 20}
+        | {"use_layer_scale": [False, False, True], "layer_scale_init_value": 0.5},
         {"hidden_sizes": [8, 8], "depths": [1, 1], "num_attention_heads": [2, 2], "mlp_ratios": [2, 2]}
         | {"attention_types": ["decomposed", "whole"], "decay_exponents": [2, 2], "decay_exponent_ranges": [4, 4]}
         | {"use_layer_scale": [True, False], "token_classifier_input": "hidden_states"},
@@ -98,13 +95,16 @@ VISION_FAMILIES = {
     "metaformer": VisionFamily(
         "MetaFormer",
         {"token_mixers": ["pooling", "manhattan", "retention", "attention"], "depths": [1, 1, 1, 1]}
-        | {"hidden_sizes": [8, 16, 16, 24], "num_attention_heads": [1, 2, 2, 2], "mlp_ratio": 2}
-        | {"layer_scale_init_value": 0.5},
+        | {
+            "hidden_sizes": [8, 16, 16, 24],
+            "num_attention_heads": [1, 2, 2, 2],
+            "mlp_ratio": 2,
+            "layer_scale_init_value": 0.5,
+        },
         {"token_mixers": ["manhattan"], "depths": [1], "hidden_sizes": [16], "num_attention_heads": [2]}
         | {"patch_sizes": [7], "strides": [4], "padding": [2]},
     ),
 }
-
 
 RECIPES = {
     # the authors', with what the presets leave at its default
@@ -131,11 +131,8 @@ def small_vir(recipe: str = "authors", model_class: type = retnet_hf.ViRForImage
 
 def small_rmt_config(**overrides) -> retnet_hf.RMTConfig:
     """Four stages: two decomposed, two whole; heads of 4, 6 and 8; layer scale in the last."""
-    fields = (
-        {"hidden_sizes": [8, 12, 16, 16], "depths": [1, 1, 2, 1], "num_attention_heads": [2, 2, 2, 4]}
-        | {"mlp_ratios": [2, 2, 1.5, 2], "use_layer_scale": [False, False, False, True], "projection_size": 20}
-        | {"num_labels": 5}
-    )
+    fields = {"hidden_sizes": [8, 12, 16, 16], "depths": [1, 1, 2, 1], "num_attention_heads": [2, 2, 2, 4], "num_labels": 5}
+    fields |= {"mlp_ratios": [2, 2, 1.5, 2], "use_layer_scale": [False, False, False, True], "projection_size": 20}
     return retnet_hf.RMTConfig(**(fields | overrides))
 
 
@@ -148,11 +145,8 @@ MIXERS["all"] = ["pooling", "retention", "manhattan", "attention"]
 
 
 def small_metaformer_config(mixers: str = "all", **overrides) -> retnet_hf.MetaFormerConfig:
-    fields = (
-        {"token_mixers": MIXERS[mixers], "hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 2, 1]}
-        | {"num_attention_heads": [2, 2, 4, 3], "value_expansion": 2.0, "mlp_ratio": 1.5}
-        | {"layer_scale_init_value": 0.5, "num_labels": 5}
-    )
+    fields = {"token_mixers": MIXERS[mixers], "hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 2, 1], "num_labels": 5}
+    fields |= {"num_attention_heads": [2, 2, 4, 3], "value_expansion": 2.0, "mlp_ratio": 1.5, "layer_scale_init_value": 0.5}
     return retnet_hf.MetaFormerConfig(**(fields | overrides))
 
 

@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Training on streams, in one process or several; test_streaming.py runs it.
-
-Arguments: the folder of the model and the tokens, the one of a run, and the one of a run that goes on from a checkpoint.
-"""
+"""Training on streams: the folder of model and tokens, of a run, and of a run that goes on from a checkpoint."""
 
 import gc
 import os

@@ -10,14 +10,10 @@ from torch.nn import functional as F
 SIZES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 512}
 
-
 # fields of transformers' configuration, and of ours
-FIELDS = {
-    "Llama 3": ({"rope_parameters": LLAMA3}, {}),
-    "Qwen2": ({}, {"qkv_bias": True}),
-    "Qwen3": ({"head_dim": 16}, {"use_qk_norm": True, "key_expansion": 2.0, "value_expansion": 2.0}),
-    "Mistral": ({"sliding_window": 7}, {"layer_types": ["sliding_attention"] * 2, "sliding_window": 7}),
-}
+FIELDS = {"Llama 3": ({"rope_parameters": LLAMA3}, {}), "Qwen2": ({}, {"qkv_bias": True})}
+FIELDS |= {"Qwen3": ({"head_dim": 16}, {"use_qk_norm": True, "key_expansion": 2.0, "value_expansion": 2.0})}
+FIELDS |= {"Mistral": ({"sliding_window": 7}, {"layer_types": ["sliding_attention"] * 2, "sliding_window": 7})}
 SOURCES = {
     name: (*(getattr(transformers, name.split()[0] + kind) for kind in ("Config", "ForCausalLM")), *fields)
     for name, fields in FIELDS.items()

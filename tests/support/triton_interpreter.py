@@ -1,9 +1,8 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The Triton kernels under Triton's interpreter, or on a GPU, against the recurrence in float64.
 
-A process of its own, since the variable that chooses the interpreter is read when triton is imported. Reads a dictionary of
-cases as JSON, and prints for each the largest error of every result in units of what it may be. On a GPU,
-`python -m tests.support.triton_interpreter cuda` computes those of `test_retention_triton.py`; `cuda 0 4` the first of four.
+A process of its own, since triton reads the variable of the interpreter when it is imported. Reads cases as JSON, prints
+the largest error of every result in units of what it may be; with `cuda`, of `test_retention_triton.py`; `cuda 0 4`: a part.
 """
 
 import collections
@@ -514,14 +513,10 @@ def left_out() -> dict[str, float]:
     watched.register_full_backward_hook(lambda *_: None)
     gaps.weight = torch.nn.Parameter(torch.randn(16, device=DEVICE)[::2])
     values, gate, silu = torch.randn(2, 2, 3, 8, device=DEVICE), torch.randn(2, 3, 16, device=DEVICE), torch.nn.SiLU()
-    cases = {
-        "none": (values, plain, gate, silu),
-        "a gate for all rows": (values, plain, gate[:1], silu),
-        "a weight with gaps": (values, gaps, gate, silu),
-        "a hook": (values, hooked, gate, silu),
-        "a hook of the gradient": (values, watched, gate, silu),
-        "another activation": (values, plain, gate, torch.nn.GELU()),
-    }
+    cases = {"none": (values, plain, gate, silu), "a gate for all rows": (values, plain, gate[:1], silu)}
+    cases |= {"a weight with gaps": (values, gaps, gate, silu), "a hook": (values, hooked, gate, silu)}
+    cases |= {"a hook of the gradient": (values, watched, gate, silu)}
+    cases |= {"another activation": (values, plain, gate, torch.nn.GELU())}
     found = {}
     for name, operands in cases.items():
         launched.clear()

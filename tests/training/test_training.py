@@ -19,13 +19,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    DataCollatorForLanguageModeling,
-    DataCollatorWithFlattening,
-    Trainer,
-)
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification, DataCollatorForLanguageModeling, Trainer
 
 import retnet_hf
 from retnet_hf import RetNetForCausalLM, RetNetState
@@ -104,8 +98,7 @@ def test_trainer_learns_and_resumes(tmp_path, options):
     torch.manual_seed(99)  # another process would start from other weights
     second = trainer(tmp_path / "two", RetNetForCausalLM(whole.model.config), **saving)
     second.train(resume_from_checkpoint=True)
-    assert second.state.global_step == 20
-    assert losses(second) == losses(whole)
+    assert (second.state.global_step, losses(second)) == (20, losses(whole))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "two" / "checkpoint-20")
     assert loaded.config.retention_form == options.get("retention_form", "auto")
     assert (second.model.lm_head.weight is second.model.model.embed_tokens.weight) == half
@@ -174,8 +167,7 @@ def test_trainer_evaluates(tmp_path):
     data = [collate([text]) for text in Cycles(texts=12, uneven=True)]
     predicted = run.predict(run.eval_dataset)
     assert isinstance(predicted.predictions, numpy.ndarray)
-    assert predicted.predictions.shape == (12, 21, VOCAB_SIZE)
-    assert predicted.label_ids.shape == (12, 21)
+    assert (predicted.predictions.shape, predicted.label_ids.shape) == ((12, 21, VOCAB_SIZE), (12, 21))
     with torch.no_grad():
         for row, (batch, label) in enumerate(zip(data, predicted.label_ids)):
             length, own = batch["input_ids"].shape[1], run.model(batch["input_ids"]).logits[0]
@@ -201,7 +193,7 @@ def test_trainer_with_the_collators_of_transformers(tmp_path, tokenizer):
     first = (padded["attention_mask"].cumsum(-1) == 1) & (padded["attention_mask"] == 1)
     close(model(**(padded | {"labels": padded["labels"].masked_fill(first, -100)})).loss, expected, 1e-5)
     texts = [{"input_ids": Cycles(uneven=True)[index]["input_ids"]} for index in range(64)]
-    for collator in (DataCollatorForLanguageModeling(tokenizer, mlm=False), DataCollatorWithFlattening()):
+    for collator in (DataCollatorForLanguageModeling(tokenizer, mlm=False), transformers.DataCollatorWithFlattening()):
         run = trainer(tmp_path, data=texts, collator=collator)
         run.train()
         assert learned(run)
@@ -276,9 +268,7 @@ def test_peft_lora(model, tmp_path):
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     frozen = {name: parameter.clone() for name, parameter in base.named_parameters()}
     tuned = get_peft_model(base, LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
-    adapted = {name.rsplit(".", 1)[-1] for name, module in tuned.named_modules() if hasattr(module, "lora_A")}
-    linear = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    assert adapted == linear - {"lm_head"}
+    assert adapted(tuned) == linear_layers(model, "lm_head")
     with torch.no_grad():
         close(tuned(ids).logits.float(), model(ids).logits, 1e-5)
     run = trainer(tmp_path, tuned, max_steps=30, learning_rate=3e-2)
@@ -339,8 +329,7 @@ def test_gradient_checkpointing_updates_a_given_state_once_and_changes_no_gradie
     (expected, state), (gradients, again) = found
     assert int(again.get_seq_length()) == 17
     small_models.same_state(again, state)
-    for gradient, other in zip(gradients, expected):
-        close(gradient, other, 1e-5)
+    close(gradients, expected, 1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"avg_fn": get_ema_avg_fn(0.9)}, {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}])
@@ -434,8 +423,7 @@ def test_every_task_and_method_without_target_modules(dialect, task, method, tmp
     close(loaded.eval()(input_ids=random_ids(2, 9))[0], tuned.eval()(input_ids=random_ids(2, 9))[0], 1e-6)
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_prompt_tuning_generates(fla_model, use_cache):
+def test_prompt_tuning_generates(fla_model):
     """Virtual tokens come as embeddings, in front of the prompt, with and without the state."""
 
     def generates(model) -> None:
@@ -445,7 +433,8 @@ def test_prompt_tuning_generates(fla_model, use_cache):
             embeddings = torch.cat([tuned.get_prompt(batch_size=2), model.model.embed_tokens(ids)], dim=1)
             close(tuned(ids).logits[:, 5:], model(inputs_embeds=embeddings).logits[:, 5:])
         expected = greedy(model, inputs_embeds=embeddings, tokens=9)
-        assert greedy(tuned, input_ids=ids, tokens=9, use_cache=use_cache)[:, 7:].equal(expected)
+        for use_cache in (True, False):
+            assert greedy(tuned, input_ids=ids, tokens=9, use_cache=use_cache)[:, 7:].equal(expected)
 
     with as_for_a_llama(generates):
         generates(fla_model)

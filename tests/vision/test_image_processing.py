@@ -57,8 +57,7 @@ def expected(image: Image.Image, size: tuple[int, int] = (32, 32), crop_pct: flo
 
 def pixels(processor, images, **kwargs) -> torch.Tensor:
     batch = processor(images, return_tensors="pt", **kwargs)
-    assert set(batch) == {"pixel_values"}
-    assert batch["pixel_values"].dtype == torch.float32
+    assert (set(batch), batch["pixel_values"].dtype) == ({"pixel_values"}, torch.float32)
     return batch["pixel_values"]
 
 
@@ -111,19 +110,10 @@ def test_other_filters(name):
 def inputs_of(image: Image.Image) -> dict:
     last = np.asarray(image)
     first = last.transpose(2, 0, 1)
-    return {
-        "PIL": image,
-        "NumPy, channels last": last,
-        "NumPy, channels first": first,
-        "NumPy, not contiguous": np.flip(np.flip(last, 1).copy(), 1),
-        "NumPy, float64": last.astype(np.float64),
-        "torch, channels last": torch.tensor(last),
-        "torch, channels first": torch.tensor(first),
-        "torch, a batch of one": torch.tensor(first)[None],
-        "list of PIL": [image],
-        "tuple of NumPy": (last,),
-        "list of lists": [[image]],
-    }
+    found = {"PIL": image, "list of PIL": [image], "list of lists": [[image]], "tuple of NumPy": (last,)}
+    found |= {"NumPy, channels last": last, "NumPy, channels first": first, "NumPy, float64": last.astype(np.float64)}
+    found |= {"NumPy, not contiguous": np.flip(np.flip(last, 1).copy(), 1), "torch, channels last": torch.tensor(last)}
+    return found | {"torch, channels first": torch.tensor(first), "torch, a batch of one": torch.tensor(first)[None]}
 
 
 @pytest.mark.parametrize("kind", inputs_of(picture()))
@@ -175,13 +165,10 @@ def test_without_conversion_a_grey_image_stays_grey(processor_class):
         torch.testing.assert_close(pixels(processor, each), wanted, rtol=0, atol=1e-5)
 
 
-NO_OPTIONS = [
-    ({"size": {"shortest_edge": 32}}, "size must be .*shortest_edge"),
-    ({"size": 0}, "size must be"),
-    ({"size": {"height": -1, "width": 5}}, "size must be"),
-    ({"crop_pct": 0}, r"crop_pct must be in \(0, 1\], or None for no crop, got 0"),
-    ({"crop_pct": 1.5}, "crop_pct must be .* got 1.5"),
-]
+NO_OPTIONS = [({"size": {"shortest_edge": 32}}, "size must be .*shortest_edge"), ({"size": 0}, "size must be")]
+NO_OPTIONS += [({"size": {"height": -1, "width": 5}}, "size must be")]
+NO_OPTIONS += [({"crop_pct": 0}, r"crop_pct must be in \(0, 1\], or None for no crop, got 0")]
+NO_OPTIONS += [({"crop_pct": 1.5}, "crop_pct must be .* got 1.5")]
 NO_IMAGES = [
     (np.zeros((40, 30, 5)), {"size": 32}, "channel"),
     (Image.new("I;16", (5, 5)), {}, "must have 8 bits, got one of PIL's mode 'I;16'"),

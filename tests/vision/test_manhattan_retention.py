@@ -6,12 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retnet_hf.vision.manhattan_retention import (
-    COMBINED_AT_ONCE,
-    chunkwise_manhattan_retention,
-    manhattan_map,
-    manhattan_retention,
-)
+from retnet_hf.vision import manhattan_retention as forms_of_images
+from retnet_hf.vision.manhattan_retention import COMBINED_AT_ONCE, chunkwise_manhattan_retention, manhattan_retention
 
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -52,8 +48,7 @@ class Image:
     def gradients(self, output):
         """Of a scalar that weighs every number differently; outputs at absent tokens have no meaning and no weight."""
         weight = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
-        loss = (weight * self.visible(output)).sum()
-        leaves = [self.query, self.key, self.value]
+        loss, leaves = (weight * self.visible(output)).sum(), [self.query, self.key, self.value]
         leaves += [self.log_decay] if self.log_decay.requires_grad else []
         return torch.autograd.grad(loss, leaves)
 
@@ -138,7 +133,7 @@ def test_long_and_narrow_images_are_those_of_the_masked_product(height, width):
 
 def test_the_map_times_the_values_is_the_output():
     image = Image(5, 4, 6, mask=True)
-    scores = manhattan_map(image.query, image.key, image.log_decay, image.mask)
+    scores = forms_of_images.manhattan_map(image.query, image.key, image.log_decay, image.mask)
     assert scores.shape == (2, 2, 24, 24)
     output = (scores @ image.value.flatten(2, 3)).unflatten(2, (4, 6))
     assert_close(output, image.masked_product(), torch.float64, "output")

@@ -56,8 +56,7 @@ def test_every_patch_sees_every_other_in_both_directions(recipe, tokens, seeing)
 def test_poolings(pooling):
     model = small_vir("authors", pooling=pooling)
     with torch.no_grad():
-        out = model.vir(images(), output_hidden_states=True)
-        logits = model(images()).logits
+        out, logits = model.vir(images(), output_hidden_states=True), model(images()).logits
     stream = out.hidden_states[-1]
     assert stream.shape[1] == (13 if pooling == "class_token" else 12)
     close(out.last_hidden_state, model.vir.norm(stream), rounding(16))
@@ -100,8 +99,7 @@ def test_bands_of_rows_are_the_whole_image(heights, columns, chunk_size, recipe,
 @torch.no_grad()
 def test_the_state_between_bands_goes_through_offloaded_layers():
     model, pixel_values = small_vir("authors").double(), images(dtype=torch.float64)
-    offloaded = cpu_offload(copy.deepcopy(model), execution_device="cpu")
-    bands = pixel_values.split(8, dim=2)
+    offloaded, bands = cpu_offload(copy.deepcopy(model), execution_device="cpu"), pixel_values.split(8, dim=2)
     exact(offloaded.classify_bands(bands, (24, 24)).logits, model(pixel_values).logits)
 
 
@@ -137,8 +135,7 @@ def test_blocks_read_pieces_in_evaluation(monkeypatch):
         return read[: len(read) // len(model.vir.layers)]
 
     model = small_vir(chunk_size=2)
-    assert lengths(model) == [6, 6, 1]
-    assert lengths(small_vir(chunk_size=5)) == [5, 5, 3]
+    assert (lengths(model), lengths(small_vir(chunk_size=5))) == ([6, 6, 1], [5, 5, 3])
     assert lengths(model, output_attentions=True) == lengths(model, retention_form="recurrent") == [13]
     assert lengths(model, grad=True) == lengths(model.train()) == lengths(small_vir("bidirectional", chunk_size=2)) == [13]
     model.eval().vir.layers[1].mlp_norm.register_forward_hook(lambda *call: None)  # which sees the image whole
@@ -192,11 +189,10 @@ def test_masked_patches_are_filled_in():
 
 def test_the_mean_but_first_of_one_patch_is_refused():
     """It would be the mean of nothing. A band may be of one patch, and so may a mirrored image."""
-    model = small_vir("mean", ViRModel, pooling="mean_but_first")
-    with pytest.raises(ValueError, match="more than one patch if pooling is mean_but_first"):
-        model(images(1, 8, 6), interpolate_pos_encoding=True)
-    with pytest.raises(ValueError, match="more than one patch if pooling is mean_but_first"):
-        next(model.stream_bands([images(1, 8, 6)], (8, 6)))
+    model, one = small_vir("mean", ViRModel, pooling="mean_but_first"), images(1, 8, 6)
+    for call in (lambda: model(one, interpolate_pos_encoding=True), lambda: next(model.stream_bands([one], (8, 6)))):
+        with pytest.raises(ValueError, match="more than one patch if pooling is mean_but_first"):
+            call()
     *_, streamed = model.stream_bands(images(1, 16, 6).split(8, dim=2), (16, 6))
     assert streamed.pooler_output.isfinite().all()
     assert small_vir("mirrored")(images(1, 8, 6), interpolate_pos_encoding=True).logits.isfinite().all()
@@ -227,10 +223,7 @@ def test_backbone(apply_layernorm):
 MASKED = r"bool_masked_pos must be of shape \(batch, patches\), \(2, 12\) for these images"
 BAD_CALLS = [
     ({"retention_form": "serial"}, "retention_form must be one of auto, parallel, recurrent, chunkwise, got 'serial'"),
-    (
-        {"retention_form": "recurrent", "output_attentions": True},
-        "auto or parallel with output_attentions=True, got 'recurr",
-    ),
+    ({"retention_form": "recurrent", "output_attentions": True}, "auto or parallel with output_attentions=True, got 'r"),
     ({"bool_masked_pos": torch.zeros(2, 12) > 0}, "bool_masked_pos must be None in a model without a mask token"),
     ({"size": (32, 30)}, r"height and width \(24, 24\).* got \(32, 30\). Pass interpolate_pos_encoding=True"),
     ({"size": (32, 32), "interpolate_pos_encoding": True}, r"that the patch_size \(8, 6\) divides, got \(32, 32\)"),

@@ -5,17 +5,10 @@ import copy
 import math
 
 import pytest
+import small_vision_models
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from small_vision_models import (
-    VISION_FAMILIES,
-    random_images,
-    small_metaformer,
-    small_metaformer_config,
-    small_rmt,
-    small_rmt_config,
-    small_vir_config,
-)
+from small_vision_models import small_metaformer, small_metaformer_config, small_rmt, small_rmt_config, small_vir_config
 from torch.utils._pytree import tree_map_only
 from transformers import AutoConfig, AutoModelForImageClassification, PoolFormerConfig, PoolFormerForImageClassification
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -103,8 +96,7 @@ def test_a_configuration_survives_saving(config, tmp_path):
     config.save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is type(config)
-    assert loaded.to_dict() | {"_name_or_path": ""} == config.to_dict()
-    assert loaded.out_indices == [2]
+    assert (loaded.to_dict() | {"_name_or_path": ""}, loaded.out_indices) == (config.to_dict(), [2])
 
 
 def test_fields_that_follow_from_others():
@@ -166,9 +158,8 @@ METAFORMER_REFUSES = [
     ("output_gate_act", "x", "a name of transformers.activations.ACT2FN, got 'x'"),
 ]
 
-
-REFUSED = [(small_vir_config, *row) for row in VIR_REFUSES] + [(small_rmt_config, *row) for row in RMT_REFUSES]
-REFUSED += [(small_metaformer_config, *row) for row in METAFORMER_REFUSES]
+OF_FAMILIES = {small_vir_config: VIR_REFUSES, small_rmt_config: RMT_REFUSES, small_metaformer_config: METAFORMER_REFUSES}
+REFUSED = [(config, *row) for config, rows in OF_FAMILIES.items() for row in rows]
 
 
 @pytest.mark.parametrize(("config", "field", "value", "allowed"), REFUSED)
@@ -177,21 +168,18 @@ def test_a_field_is_refused_with_what_is_allowed(config, field, value, allowed):
         config(**{field: value})
 
 
+MIRRORED = {"mirror_sequence": True}
 DO_NOT_FIT = [
-    (small_vir_config, {"mirror_sequence": True}, "pooling must be last_patch, mean or mean_but_first if mirror_"),
+    (small_vir_config, MIRRORED, "pooling must be last_patch, mean or mean_but_first if mirror_"),
     (
         small_vir_config,
-        {"mirror_sequence": True, "bidirectional": True, "pooling": "mean"},
-        "mirror_sequence must be False if bidirectional is True",
+        MIRRORED | {"bidirectional": True, "pooling": "mean"},
+        "mirror_sequence must be False if bidirectional",
     ),
     (small_rmt_config, {"depths": [1] * 3}, r"hidden_sizes must be a list of one value per stage \(depths has 3\)"),
     (small_rmt_config, {"out_features": ["stage5"]}, "out_features must be a subset of stage_names"),
     (small_metaformer_config, {"depths": [1] * 3}, r"token_mixers must be a list of one value .*, got \['pooling',"),
-    (
-        small_metaformer_config,
-        {"value_expansion": 1.3},
-        r"num_attention_heads must be .* value_expansion \(1.3\), which is the size of the values of all heads",
-    ),
+    (small_metaformer_config, {"value_expansion": 1.3}, r"num_attention_heads must be .* value_expansion \(1.3\), which is"),
 ]
 
 
@@ -204,9 +192,9 @@ def test_fields_that_do_not_fit_are_refused(config, fields, sentence):
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=VISION_FAMILIES)
+@pytest.fixture(params=small_vision_models.VISION_FAMILIES)
 def family(request):
-    return VISION_FAMILIES[request.param]
+    return small_vision_models.VISION_FAMILIES[request.param]
 
 
 @pytest.mark.parametrize("shape", [(4000, 2, 3), (4000, 2, 2, 3)])
@@ -238,8 +226,7 @@ def test_rates_of_stochastic_depth_rise_over_all_blocks():
 
 
 def test_no_cast_touches_decays():
-    decay = HeadDecay([0.998046875, 1.0, 1e-300])
-    expected = [math.log(0.998046875), 0.0, -100.0]
+    decay, expected = HeadDecay([0.998046875, 1.0, 1e-300]), [math.log(0.998046875), 0.0, -100.0]
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         cast = copy.deepcopy(decay).to(dtype)
         assert cast(torch.bfloat16, CPU).dtype == torch.float32
@@ -257,7 +244,7 @@ def test_a_cast_of_the_inputs_of_blocks_leaves_decays_and_rotations_alone(family
     def cast(module, args, kwargs):
         return tree_map_only(torch.Tensor, narrow, (args, kwargs))
 
-    model, pixel_values = family.model().bfloat16(), random_images(dtype=torch.bfloat16)
+    model, pixel_values = family.model().bfloat16(), small_vision_models.random_images(dtype=torch.bfloat16)
     expected = model(pixel_values).logits
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
@@ -269,8 +256,7 @@ def test_each_family_has_these_branches_and_decays(family):
     modules = list(family.fresh(drop_path_rate=0.4, layer_scale_init_value=0.125).bfloat16().modules())
     branches = [module for module in modules if isinstance(module, ResidualBranch)]
     rates = [branch.drop_path_rate for branch in branches]
-    assert rates == sorted(rates)
-    assert (rates[0], rates[-1]) == (0, pytest.approx(0.4))
+    assert (rates, (rates[0], rates[-1])) == (sorted(rates), (0, pytest.approx(0.4)))
     assert {scale for branch in branches if branch.scale is not None for scale in branch.scale.tolist()} == {0.125}
     decays = [module for module in modules if isinstance(module, HeadDecay)]
     assert decays
@@ -300,5 +286,5 @@ def test_other_numbers_of_stages(stages):
     metaformer = {"patch_sizes": [3] * stages, "strides": [2] * stages, "padding": [1] * stages}
     metaformer |= {"token_mixers": "manhattan", "model_class": MetaFormerBackbone}
     for backbone, size in ((small_rmt(RMTBackbone, **common, **rmt), 16), (small_metaformer(**common, **metaformer), 32)):
-        maps = backbone(random_images(1, 64, 64)).feature_maps
+        maps = backbone(small_vision_models.random_images(1, 64, 64)).feature_maps
         assert [features.shape[-1] for features in maps] == [size, *(size // 2**stage for stage in range(stages))]

@@ -10,21 +10,10 @@ import torch
 import transformers
 from transformers.models.rwkv import modeling_rwkv
 
-from benchmarks import (
-    command_line,
-    decoding,
-    gpu,
-    linearization,
-    measuring,
-    mutations,
-    prefill,
-    race,
-    serving,
-    state_tuning,
-    training,
-    vision_resolution,
-)
-from benchmarks.measuring import attempt
+from benchmarks import decoding, gpu, mutations, prefill, race, serving, state_tuning, training, vision_resolution
+from benchmarks.command_line import main
+from benchmarks.linearization import PAGE, WAYS, of_source
+from benchmarks.measuring import PeakMemory, attempt
 from benchmarks.peers import CONTENDERS, SIZES, build, missing
 from benchmarks.peers.peer import TransformersPeer
 from benchmarks.quality import images, statistics, tables, write_tables
@@ -60,7 +49,7 @@ def in_this_process(monkeypatch):
 
     for module in (race, vision_resolution):
         monkeypatch.setattr(module, "in_its_own_process", directly)
-    monkeypatch.setattr(measuring.PeakMemory, "nbytes", 2**30)
+    monkeypatch.setattr(PeakMemory, "nbytes", 2**30)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -97,7 +86,7 @@ def test_the_command_prints_tables_and_writes_json_and_plots(tmp_path, capsys, m
     words = "--size toy --models ours llama torchscale --lengths 16 --contexts 16 32 --context-batches 1 "
     words += "--batch-context 16 --batches 1 2 --rounds 2 --seconds 0 --threads 1"
     folder, file = tmp_path / "plots", tmp_path / "results.json"
-    command_line.main(list(RACES.values()), "", [*words.split(), "--json", str(file), "--plots", str(folder)])
+    main(list(RACES.values()), "", [*words.split(), "--json", str(file), "--plots", str(folder)])
     text = capsys.readouterr().out
     assert all(f"\n{discipline.title}\n" in text for discipline in RACES.values())
     assert "left out: torchscale is not installed: pip install --no-deps torchscale==0.3.0" in text
@@ -123,7 +112,7 @@ def test_a_failure_is_shown_in_its_row(capsys):
 
     discipline = race.Race("prefill", "prefill", ("ours", "llama"), prepare, race.lengths_and_batches)
     words = "--size toy --models ours llama --lengths 16 --rounds 1 --seconds 0 --threads 1"
-    ours, llama = command_line.main([discipline], "", words.split())
+    ours, llama = main([discipline], "", words.split())
     assert (ours.failure, ours.ratio, llama.failure) == (None, None, "out of memory")
     assert "out of memory" in capsys.readouterr().out
 
@@ -190,8 +179,7 @@ def test_the_best_rate_of_state_tuning_is_chosen_by_the_texts_for_choosing():
 def test_mutants_are_changes_of_code_that_has_tests():
     """And remain Python: a mutant that does not compile would be counted as killed."""
     found = mutations.mutants(60)
-    assert found == mutations.mutants(60)
-    assert len(set(found)) == 60
+    assert (found, len(set(found))) == (mutations.mutants(60), 60)
     for file, place in found:
         source = (mutations.ROOT / file).read_text(encoding="utf-8")
         text, change = mutations.changed(source, place)
@@ -229,16 +217,14 @@ def test_the_sums_of_rwkv_are_those_of_transformers(continues):
 
 
 def test_the_state_spaces_of_h3_are_recurrences():
-    signal = torch.randn(2, 3, 23, dtype=torch.float64)
-    diagonal = DiagonalStateSpace(3, states=4).double()
+    signal, diagonal = torch.randn(2, 3, 23, dtype=torch.float64), DiagonalStateSpace(3, states=4).double()
     exponent, step = diagonal.transition()
     state, outputs = torch.zeros(2, 3, 4, dtype=torch.complex128), []
     for token in signal.unbind(-1):
         state = exponent.exp() * state + step * token[..., None]
         outputs.append(2 * (torch.view_as_complex(diagonal.readout) * state).sum(-1).real + diagonal.skip * token)
     torch.testing.assert_close(diagonal(signal), torch.stack(outputs, dim=-1), rtol=1e-10, atol=1e-10)
-    shift = ShiftStateSpace(3, states=5).double()
-    state, outputs = torch.zeros(2, 3, 5, dtype=torch.float64), []
+    shift, state, outputs = ShiftStateSpace(3, states=5).double(), torch.zeros(2, 3, 5, dtype=torch.float64), []
     for token in signal.unbind(-1):
         state = torch.cat([token[..., None], state[..., :-1]], dim=-1)
         outputs.append((state * shift.readout).sum(-1) + shift.skip * token)
@@ -282,8 +268,7 @@ def test_a_rival_sees_what_is_before_a_token_and_nothing_after(model):
 
 def test_differences_are_of_pairs_and_within_two_errors_none():
     estimate = statistics.paired([1.0, 2.0, 3.3], [0.9, 1.8, 3.0])
-    assert estimate.mean == pytest.approx(0.2)
-    assert estimate.error == pytest.approx(0.1 / math.sqrt(3))
+    assert (estimate.mean, estimate.error) == (pytest.approx(0.2), pytest.approx(0.1 / math.sqrt(3)))
     assert estimate.verdict == "weak"  # 3.5 errors, and Student's t of two degrees of freedom asks for 4.3
     assert statistics.paired([1.0, 2.0], [1.1, 1.8]).verdict == "none"
     assert statistics.paired([1.0, 2.0, 3.0], [0.5, 1.5, 2.501]).verdict == "clear"
@@ -292,8 +277,8 @@ def test_differences_are_of_pairs_and_within_two_errors_none():
 def test_the_tables_of_the_pages_are_those_of_the_committed_cells():
     report = tables.Report(Plan("laptop", write_tables.RESULTS))
     report.require_one_text()
-    of_sources = {learned: linearization.of_source(learned) for learned in linearization.WAYS}
-    for paths, built in ((write_tables.PAGES, report.tables()), ([linearization.PAGE], of_sources)):
+    of_sources = {learned: of_source(learned) for learned in WAYS}
+    for paths, built in ((write_tables.PAGES, report.tables()), ([PAGE], of_sources)):
         pages, missing = [path.read_text(encoding="utf-8") for path in paths], dict(built)
         for page in pages:
             assert write_tables.filled(page, built) == page

@@ -104,8 +104,7 @@ def test_a_conversion_is_not_lost(retnet_hf, workplace):
         refused(retnet_hf("convert", "foreign", "made", "--overwrite"), "another process is working in", "made")
     assert tree(Path("made")) == before
     done(retnet_hf("convert", "foreign", "made", "--overwrite"))
-    assert tree(Path("made")) == before
-    assert {path.name for path in workplace.iterdir()} == there
+    assert (tree(Path("made")), {path.name for path in workplace.iterdir()}) == (before, there)
 
 
 def test_ctrl_c_before_training_leaves_nothing(workplace):

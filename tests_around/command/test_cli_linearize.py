@@ -11,21 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import command_answers
 import datasets
 import pytest
 import torch
-from command_answers import (
-    SIZES,
-    TEXT,
-    at_step,
-    done,
-    make_source,
-    press_ctrl_c,
-    press_ctrl_c_twice,
-    refused,
-    same_weights,
-    tree,
-)
+from command_answers import SIZES, TEXT, at_step, done, make_source, press_ctrl_c, refused, same_weights, tree
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, pipeline
 
 import retnet_hf.cli.linearizing.pipeline as pipeline_module
@@ -131,7 +121,7 @@ def test_report_and_card_set_the_model_beside_its_source(linearized):
         assert report[name]["perplexity"]["32"] == pytest.approx(found, rel=1e-4)
 
 
-@pytest.mark.parametrize(("stage", "ctrl_c"), [("align", press_ctrl_c), ("distill", press_ctrl_c_twice)])
+@pytest.mark.parametrize(("stage", "ctrl_c"), [("align", press_ctrl_c), ("distill", command_answers.press_ctrl_c_twice)])
 def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, linearized, stage, ctrl_c):
     on_step_end, said = Supervisor.on_step_end, []
 
@@ -237,8 +227,7 @@ def test_the_layers_that_the_model_needs_most_are_kept(retnet_hf, workplace):
     report, (model, source) = report_of(), both()
     kept = [layer for layer, kind in enumerate(model.config.layer_types) if kind == "full_attention"]
     costs = {int(layer): cost for layer, cost in report["layer_costs"].items()}
-    assert len(kept) == 2
-    assert kept == costliest_layers(costs, 0.5)
+    assert (len(kept), kept) == (2, costliest_layers(costs, 0.5))
     for layer in kept:
         assert model.model.layers[layer].attention.q_proj.weight.equal(source.model.layers[layer].self_attn.q_proj.weight)
     assert f"softmax attention stays in layers {kept[0]}, {kept[1]}" in answer.out
@@ -283,9 +272,7 @@ def test_windows_alone_by_name_and_texts_are_told_apart_in_the_report(retnet_hf,
     assert report["answers"][0][0] == "Why is the sky blue?"
 
 
-def test_half_precision_is_trained_in_float32_and_saved_as_it_was_and_few_steps_are_evaluated_less_often(
-    retnet_hf, workplace
-):
+def test_half_precision_is_trained_in_float32_and_saved_as_it_was_and_few_steps_are_evaluated_less(retnet_hf, workplace):
     AutoModelForCausalLM.from_pretrained("llama", dtype=torch.bfloat16).save_pretrained("llama")
     options = [option for option in LINEARIZE if option not in ("--eval-every", 3)]
     answer = done(retnet_hf(*options, "--align-steps", 0, "--distill-steps", 40, "--keep-attention", "auto"))
@@ -433,8 +420,7 @@ def test_no_more_is_read_than_is_needed(tmp_path):
     other = tmp_path / "other.txt"
     other.write_text(TEXT, encoding="utf-8")
     both, origins = read_enough([str(file), str(other)], tokenizer, 20 * each)  # in turns, the last one cut
-    assert both[0] == TEXT[:200]
-    assert origins == [str(file), str(other)]
+    assert (both[0], origins) == (TEXT[:200], [str(file), str(other)])
     assert TEXT.startswith(both[1])
     assert sum(len(tokenizer(document)["input_ids"]) for document in both) == pytest.approx(20 * each, rel=0.2)
 

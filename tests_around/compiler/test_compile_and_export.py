@@ -123,8 +123,7 @@ def test_compiled_decode_fullgraph_with_masks_and_positions(model):
     """What generate() hands over at each step, given to a compiled step by hand."""
     ids, mask = left_padded([random_ids(1, 24), random_ids(1, 15, seed=1)])
     expected, counter = model(ids, attention_mask=mask).logits, CompileCounterWithBackend("aot_eager")
-    step = torch.compile(model, fullgraph=True, backend=counter)
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    step, positions = torch.compile(model, fullgraph=True, backend=counter), (mask.cumsum(-1) - 1).clamp(min=0)
     with torch.no_grad():
         state = model(ids[:, :10], attention_mask=mask[:, :10]).past_key_values
         for n in range(10, 24):
@@ -139,8 +138,7 @@ def test_compiled_generate_static(fla_model):
     model = copy.deepcopy(fla_model).double()  # two of the tokens are nearly as likely as each other
     config = CompileConfig(backend="aot_eager", fullgraph=True)
     config._compile_all_devices = True  # also here, where there may be no GPU
-    kwargs = {"cache_implementation": "static", "compile_config": config}
-    ids = random_ids(2, 9)
+    kwargs, ids = {"cache_implementation": "static", "compile_config": config}, random_ids(2, 9)
     assert greedy(model, ids, 20, **kwargs).equal(greedy(model, ids, 20))
     compilations = counters["stats"]["unique_graphs"]
     assert compilations == 1

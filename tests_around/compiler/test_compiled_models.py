@@ -18,7 +18,7 @@ from retnet_hf.cpu.programs import AfterOperator, BeforeOperator
 from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer
 
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "no_gradients")
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +29,14 @@ def one_layer():
 def test_compiled_forward(one_layer):
     """Of 21 tokens, which make three chunks; then steps on a state, whose memory stays where it is."""
     ids, compiled = random_ids(2, 21), torch.compile(one_layer, fullgraph=True)
-    with torch.no_grad():
-        out = compiled(ids, use_cache=False)
-        close(out.logits, one_layer(ids).logits)
-        assert out.past_key_values is None
-        assert not counters["graph_break"]
-        state = one_layer(ids[:, :14]).past_key_values
-        before = [layer.recurrent_states.data_ptr() for layer in state.layers]
-        logits = [compiled(token, past_key_values=state).logits for token in ids[:, 14:].split(1, dim=1)]
-        close(torch.cat(logits, dim=1), one_layer(ids).logits[:, 14:])
+    out = compiled(ids, use_cache=False)
+    close(out.logits, one_layer(ids).logits)
+    assert out.past_key_values is None
+    assert not counters["graph_break"]
+    state = one_layer(ids[:, :14]).past_key_values
+    before = [layer.recurrent_states.data_ptr() for layer in state.layers]
+    logits = [compiled(token, past_key_values=state).logits for token in ids[:, 14:].split(1, dim=1)]
+    close(torch.cat(logits, dim=1), one_layer(ids).logits[:, 14:])
     assert counters["stats"]["unique_graphs"] == 2
     assert [layer.recurrent_states.data_ptr() for layer in state.layers] == before
 
@@ -46,22 +45,14 @@ def test_compiled_forward(one_layer):
 def test_compiled_forward_of_images(name):
     model, images = VISION_FAMILIES[name].model(**VISION_FAMILIES[name].smallest), random_images()
     compiled = torch.compile(model, fullgraph=True)
-    with torch.no_grad():
-        close(compiled(images).logits, model(images).logits)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
+    close(compiled(images).logits, model(images).logits)
 
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("family", ["hybrid", "sinks"])
 def test_a_compiled_decode_step_is_compiled_while_windows_fill_and_not_again(padded, family):
     """Not at every token (D4): Llama takes two programs, before its cache's length is taken for a variable."""
-    model, ids = small_model(family), random_ids(2, 40)
-    mask = torch.ones(2, 9, dtype=torch.int64)
+    model, ids, mask = small_model(family), random_ids(2, 40), torch.ones(2, 9, dtype=torch.int64)
     if padded:
         mask[0, :4] = mask[1, 5] = 0
     counter = CompileCounter()
@@ -97,8 +88,7 @@ def test_a_loaded_state_with_sinks_goes_on_compiled(tmp_path):
 
 def test_a_compiled_forward_reads_the_same_mask_columns():
     """A mask of static width, with columns for tokens that are still to come."""
-    model, tokens = small_model().double(), torch.randint(0, 50, (2, 12))
-    mask = torch.ones(2, 16, dtype=torch.long)
+    model, tokens, mask = small_model().double(), torch.randint(0, 50, (2, 12)), torch.ones(2, 16, dtype=torch.long)
     mask[0, :4] = 0
     compiled = torch.compile(model, backend="eager")
     expected, actual = (each(tokens, attention_mask=mask, use_cache=True) for each in (model, compiled))

@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Blocks of `bash`, `text` and `py` in the guides: each is run as it stands, or a table says why it is not.
-
-Names that a block uses, such as `my-model` or `notes/`, are stand-ins of a few thousand parameters and a few words.
-"""
+"""Blocks of `bash`, `text` and `py` in the guides are run as they stand, on small stand-ins, or a table says why not."""
 
 import ast
 import importlib
@@ -32,7 +29,7 @@ DOCS = ROOT / "docs"
 if not DOCS.is_dir():
     pytest.skip("a source distribution has no docs", allow_module_level=True)
 typer_main = pytest.importorskip("typer.main")
-pytestmark = pytest.mark.usefixtures("heard_again", "interruptible", "newest_names")
+pytestmark = pytest.mark.usefixtures("heard_again", "interruptible", "in_an_empty_folder", "newest_names")
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
@@ -163,8 +160,7 @@ APART += [(page, block) for page, block in BLOCKS if page.stem != "command-line"
 
 
 @pytest.mark.parametrize("block", [pytest.param(part, id=f"{page.stem}: {part[0]}") for page, part in APART])
-def test_each_block_of_commands_runs_as_it_stands(block, retnet_hf, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_each_block_of_commands_runs_as_it_stands(block, retnet_hf, tmp_path):
     to_run = [line for line in block if reason(line) is None]
     if not to_run:
         pytest.skip("; ".join(dict.fromkeys(reason(line) for line in block)))
@@ -180,8 +176,7 @@ def test_each_block_of_commands_runs_as_it_stands(block, retnet_hf, tmp_path, mo
 
 
 @pytest.mark.parametrize("line", dict.fromkeys(line for line in OURS if reason(line)))
-def test_the_arguments_of_each_command_are_understood(line, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_arguments_of_each_command_are_understood(line, tmp_path):
     make_stand_ins(tmp_path, arguments_of(line))
     command, *arguments = arguments_of(line.partition(" -- ")[0])
     assert typer_main.get_command(app).commands[command].make_context(command, arguments).params
@@ -195,13 +190,12 @@ def test_every_line_is_a_command_of_ours_or_has_a_reason():
 
 
 @pytest.mark.parametrize("source", PY.values(), ids=PY)
-def test_each_block_that_needs_more_than_a_page_runs_on_stand_ins(source, retnet_hf, tmp_path, monkeypatch):
+def test_each_block_that_needs_more_than_a_page_runs_on_stand_ins(source, retnet_hf, tmp_path):
     for pattern, why in PY_NOT_RUN.items():
         if re.search(pattern, source, flags=re.M):
             pytest.skip(why)
     for package in re.findall(r"^(?:import|from) (\w+)", source, flags=re.M):
         pytest.importorskip(package, reason=f"{package} is not installed")
-    monkeypatch.chdir(tmp_path)
     names = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
     make_stand_ins(tmp_path, ["", *names])
     for name, target in (("my-onnx", "onnx"), ("my-mlx", "mlx")):

@@ -35,26 +35,15 @@ def write_gguf(model: LlamaForCausalLM, path: Path, without: str = "lm_head.weig
     names += [f"<unused{number}>" for number in range(config.vocab_size - 2 - len(names))] + control[2:]
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     writer = gguf.GGUFWriter(path, "llama")
-    for field, value in {
-        "block_count": config.num_hidden_layers,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "head_count": config.num_attention_heads,
-        "head_count_kv": config.num_key_value_heads,
-        "layer_norm_rms_eps": config.rms_norm_eps,
-        "rope_freq_base": config.rope_parameters["rope_theta"],
-        "vocab_size": config.vocab_size,
-        "license": "apache-2.0",
-        "tokenizer_model": "gpt2",
-        "tokenizer_pre": "default",
-        "token_list": names,
-        "token_types": [3 if name in control else 1 for name in names],
-        "token_merges": [" ".join(pair) for pair in merges],
-        "bos_token_id": names.index("<|im_start|>"),
-        "eos_token_id": names.index("<|endoftext|>"),
-        "chat_template": TEMPLATE,
-    }.items():
+    fields = {"block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings}
+    fields |= {"embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size}
+    fields |= {"head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads}
+    fields |= {"layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"]}
+    fields |= {"vocab_size": config.vocab_size, "license": "apache-2.0", "tokenizer_model": "gpt2", "token_list": names}
+    fields |= {"tokenizer_pre": "default", "token_types": [3 if name in control else 1 for name in names]}
+    fields |= {"token_merges": [" ".join(pair) for pair in merges], "bos_token_id": names.index("<|im_start|>")}
+    fields |= {"eos_token_id": names.index("<|endoftext|>"), "chat_template": TEMPLATE}
+    for field, value in fields.items():
         getattr(writer, f"add_{field}")(value)
     targets = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
     for name, weight in model.state_dict().items():
@@ -112,12 +101,10 @@ def test_a_file_becomes_a_folder_that_computes_what_it_holds(source, file, monke
         close(transfer(model)(ids).logits, expected)
     assert "license: apache-2.0" in (folder / "README.md").read_text()
     turn, between = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-    assert end_of_turn(tokenizer) == turn
-    assert model.generation_config.eos_token_id == sorted({turn, between})
+    assert (end_of_turn(tokenizer), model.generation_config.eos_token_id) == (turn, sorted({turn, between}))
     assert document_end(tokenizer) == between
     monkeypatch.setattr("retnet_hf.linearization.gguf._unpack", None)  # the file is read once
-    assert unpacked(file) == folder
-    assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
+    assert (unpacked(file), [entry.name for entry in folder.parent.iterdir()]) == (folder, [folder.name])
 
 
 def test_a_package_names_the_file_inside_it(file, tmp_path, monkeypatch):

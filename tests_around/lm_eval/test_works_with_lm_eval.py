@@ -14,12 +14,7 @@ from small_models import VOCAB_SIZE, greedy, random_ids, small_model, word_token
 
 DOCUMENTS = 6
 
-
-def tokenizer():
-    """The harness asks for an end of text, and stops there."""
-    tokenizer = word_tokenizer()
-    tokenizer.eos_token = f"w{VOCAB_SIZE - 1}"
-    return tokenizer
+TOKENIZER = word_tokenizer(VOCAB_SIZE - 1)  # the harness asks for an end of text, and stops there
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +53,7 @@ def test_choices_perplexity_and_batched_generation_are_those_of_the_model(model,
     files = {"data_files": {"test": str(tmp_path / "documents.jsonl")}, "cache_dir": str(tmp_path)}
     data = {"dataset_path": "json", "dataset_kwargs": files, "test_split": "test", "doc_to_text": "{{text}}"}
     tasks = {name: ConfigurableTask(config=data | {"task": name} | task) for name, task in TASKS.items()}
-    reader = HFLM(pretrained=model, tokenizer=tokenizer(), batch_size=4, device="cpu")
+    reader = HFLM(pretrained=model, tokenizer=TOKENIZER, batch_size=4, device="cpu")
     results = evaluate(reader, tasks, bootstrap_iters=0)
     samples, results = results["samples"], results["results"]
     for sample in samples["choice"]:
@@ -66,8 +61,7 @@ def test_choices_perplexity_and_batched_generation_are_those_of_the_model(model,
         expected = [log_likelihood(model, ids(row["text"]), ids(choice)) for choice in row["choices"]]
         assert [float(answer[0][0]) for answer in sample["resps"]] == pytest.approx(expected, abs=1e-3)
         right += expected.index(max(expected)) == row["label"]
-    assert len(samples["choice"]) == DOCUMENTS
-    assert results["choice"]["acc,none"] == pytest.approx(right / DOCUMENTS)
+    assert (len(samples["choice"]), results["choice"]["acc,none"]) == (DOCUMENTS, pytest.approx(right / DOCUMENTS))
     texts = [ids(row["text"]) for row in documents]
     total = sum(log_likelihood(model, [1], text) for text in texts)  # each document begins after <s>
     expected = math.exp(-total / sum(len(text) for text in texts))
@@ -75,4 +69,4 @@ def test_choices_perplexity_and_batched_generation_are_those_of_the_model(model,
     for sample in samples["continuing"]:  # left-padded, in batches: what each prompt is continued with alone
         prompt = torch.tensor([ids(documents[sample["doc_id"]]["text"])])
         tokens = greedy(model, prompt, 7, eos_token_id=VOCAB_SIZE - 1)[0, prompt.shape[1] :]
-        assert sample["resps"][0][0].strip() == tokenizer().decode(tokens, skip_special_tokens=True)
+        assert sample["resps"][0][0].strip() == TOKENIZER.decode(tokens, skip_special_tokens=True)

@@ -16,15 +16,10 @@ from torchrun import free_port, started, wait_for_server
 from retnet_hf.export import ExportError, export_mlx
 
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 mlx = pytest.importorskip("mlx.core", reason="MLX has no package for this platform")
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
 DIALECTS = ["fla", "grouped", "from scratch", "torchscale"]
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def loaded(model, folder):
@@ -93,8 +88,7 @@ def prompts_of(*lengths):
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_the_rows_of_a_batch_are_those_of_each_prompt_alone(dialect, tmp_path):
     """Rows of different lengths, longer than a step of the prompt and than a chunk, that end early and that join later."""
-    model, most = small_model(dialect), [12, 2, 7, 12, 5, 9]
-    prompts = prompts_of(9, 1, 290, 64, 33, 3)
+    model, most, prompts = small_model(dialect), [12, 2, 7, 12, 5, 9], prompts_of(9, 1, 290, 64, 33, 3)
     own, sizes = loaded(model, tmp_path / "model"), {"prefill_step_size": 140, "completion_batch_size": 5}
     require_rows_alone(model, prompts, written_in_a_batch(own, prompts[:4], most, prompts[4:], **sizes), most)
 

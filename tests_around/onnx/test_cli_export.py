@@ -193,17 +193,11 @@ PLACES = {  # files of a folder that name a class in a file of code beside them
 TRAIN = ("train", "book.txt", "--preset", "tiny", "--steps", 1, "--block-size", 8, "--output", "made", "--tokenizer")
 LINEARIZE = ("book.txt", "--block-size", 8, "--align-steps", 0, "--distill-steps", 1, "--batch-size", 1, "--output", "made")
 
-
-COMMANDS = {
-    "generate": lambda folder: (folder, "w5", "-n", 2),
-    "chat": lambda folder: (folder, "-n", 2),
-    "export": lambda folder: (folder, "made"),
-    "linearize": lambda folder: (folder, *LINEARIZE),
-    "train": lambda folder: (*TRAIN[1:], folder),
-    "serve": lambda folder: (folder, "--engine", "transformers", "--port", free_port()),
-    "inspect": lambda folder: (folder,),
-    "convert": lambda folder: (folder, "made"),
-}
+COMMANDS = {"generate": lambda folder: (folder, "w5", "-n", 2), "chat": lambda folder: (folder, "-n", 2)}
+COMMANDS |= {"export": lambda folder: (folder, "made"), "linearize": lambda folder: (folder, *LINEARIZE)}
+COMMANDS |= {"train": lambda folder: (*TRAIN[1:], folder)}
+COMMANDS |= {"serve": lambda folder: (folder, "--engine", "transformers", "--port", free_port())}
+COMMANDS |= {"inspect": lambda folder: (folder,), "convert": lambda folder: (folder, "made")}
 WITHOUT_A_USE = {  # commands that do not need the code, and work without it, or say that they do not take such a folder
     "config.json": ("train", "inspect", "convert"),
     "tokenizer_config.json": ("inspect", "convert"),

@@ -24,10 +24,7 @@ from retnet_hf.export.onnx_file import Runner, check, check_classifier, sides_of
 from retnet_hf.export.onnx_folder import genai_config
 
 
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 def in_pieces(read, ids):
@@ -97,10 +94,8 @@ def test_states_and_outputs_have_the_names_that_runtimes_know(exported):
     names = [f"{layer}.{kind}" for kind in ("recurrent_state", "conv_state") for layer in range(2)]
     sizes = {f"past_key_values.{name}": [4, 8, 16] if "recurrent" in name else [1, 1] for name in names}
     text = ["batch_size", "sequence_length"]
-    assert inputs == {name: ["batch_size", *size] for name, size in sizes.items()} | {
-        "input_ids": text,
-        "position_ids": text,
-    }
+    text_inputs = dict.fromkeys(("input_ids", "position_ids"), text)
+    assert inputs == {name: ["batch_size", *size] for name, size in sizes.items()} | text_inputs
     assert list(outputs) == ["logits", *(f"present.{name}" for name in names)]
     assert outputs["logits"] == [*text, exported[0].config.vocab_size]
 
@@ -125,8 +120,7 @@ def test_genai_writes_what_the_model_writes(exported):
 
 def test_digits_rotate_as_integers_do_and_weights_in_float32_are_shared():
     rotary = small_model("grouped").model.rotary
-    digits = DigitRotation(rotary)
-    position = torch.tensor([[0, 1, 255, 256, 65_535, 10**6, 2**31 - 1, 2**32 - 1]])
+    digits, position = DigitRotation(rotary), torch.tensor([[0, 1, 255, 256, 65_535, 10**6, 2**31 - 1, 2**32 - 1]])
     for found, expected in zip(digits(position, torch.float32), rotary(position, torch.float64)):
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)
     assert found.shape == expected.shape

@@ -30,6 +30,7 @@ from retnet_hf.state.state_file import write_state_file
 
 BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 pytestmark = [
+    pytest.mark.usefixtures("no_gradients"),
     pytest.mark.skipif(None in (BROWSER, DRIVER), reason="there is no chromium with its chromedriver"),
     pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm, which fetches what a page needs"),
 ]
@@ -122,13 +123,11 @@ def of_pieces() -> PreTrainedTokenizerFast:
     """A tokenizer whose words begin with a mark in the place of the space, as those of Llama do."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Metaspace(prepend_scheme="first"), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    parts = decoders.Metaspace(prepend_scheme="first"), decoders.ByteFallback(), decoders.Fuse()
+    tokenizer.decoder = decoders.Sequence(list(parts))
     tokenizer.train_from_iterator(TEXT.splitlines(), trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "<unk>"]))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<s>", unk_token="<unk>", clean_up_tokenization_spaces=False
-    )
+    special = {"eos_token": "<s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, clean_up_tokenization_spaces=False)
 
 
 @pytest.fixture(scope="module", params=["fla", "sinks"])
@@ -198,9 +197,8 @@ def test_a_state_of_the_page_goes_on_in_python(page, exported):
     ids = tokenizer(BEGINNING, return_tensors="pt")["input_ids"]
     assert int(state.get_seq_length()) == ids.shape[1]
     more = tokenizer(" And the earth", return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        found = model(more, past_key_values=state).logits
-        whole = model(torch.cat([ids, more], dim=1)).logits[:, ids.shape[1] :]
+    found = model(more, past_key_values=state).logits
+    whole = model(torch.cat([ids, more], dim=1)).logits[:, ids.shape[1] :]
     torch.testing.assert_close(found, whole, rtol=1e-3, atol=1e-3)
 
 
@@ -228,9 +226,7 @@ def last(name: str, value: float):
 
 
 def each(change, name: str = ""):
-    return lambda tensors: tensors.update(
-        {key: change(value) for key, value in tensors.items() if name in key and value.dim()}
-    )
+    return lambda tensors: tensors.update({key: change(each) for key, each in tensors.items() if name in key and each.dim()})
 
 
 STATES = "layers.0.recurrent_states"
@@ -346,9 +342,8 @@ def test_branches_go_on_by_themselves(page):
 
 
 def test_a_text_of_twenty_thousand_tokens_takes_no_more_memory(page, exported):
-    _, tokenizer, _ = exported
     text = TEXT[:60_000]
-    assert len(tokenizer(text)["input_ids"]) > 20_000
+    assert len(exported[1](text)["input_ids"]) > 20_000
     page.write(TEXT[:400], "read")
     heap, size = "return performance.memory.usedJSHeapSize", page.figure("state")
     before = page.driver.execute_script(heap)
@@ -412,8 +407,7 @@ def test_what_is_kept_to_rewind_is_bounded_and_the_page_says_so(page):
     while page.in_pane("[data-action=rewind]").is_enabled():
         page.press("rewind")
         taken_back += 1
-    assert taken_back == 8
-    assert page.text() == " 0 1"
+    assert (taken_back, page.text()) == (8, " 0 1")
     assert page.all("#kept")[0].text == "Each text keeps up to 8 states to rewind, with at most 128 MB in total."
     kept = """
         const [pane] = retnet.panes;
@@ -452,12 +446,11 @@ def test_the_keyboard_is_enough(page):
 def test_texts_begin_with_a_learned_state_and_weights_may_have_8_bits(tmp_path):
     tokenizer, model = train_tokenizer([TEXT], 300), small_model("fla", vocab_size=300, eos_token_id=0, num_hidden_layers=1)
     begun, own, written = tokenizer(BEGINNING, return_tensors="pt")["input_ids"], [], {}
-    with torch.no_grad():
-        state = model(torch.randint(300, (1, 20)), use_cache=True).past_key_values
-        outputs = model(begun, past_key_values=copy.deepcopy(state), use_cache=True)
-        for _ in range(24):
-            own.append(outputs.logits[0, -1].argmax().item())
-            outputs = model(torch.tensor([own[-1:]]), past_key_values=outputs.past_key_values, use_cache=True)
+    state = model(torch.randint(300, (1, 20)), use_cache=True).past_key_values
+    outputs = model(begun, past_key_values=copy.deepcopy(state), use_cache=True)
+    for _ in range(24):
+        own.append(outputs.logits[0, -1].argmax().item())
+        outputs = model(torch.tensor([own[-1:]]), past_key_values=outputs.past_key_values, use_cache=True)
     for kind in ("float32", "int8"):
         export_web(model, tmp_path / kind, tokenizer, kind=kind, state=state)
         page = Page(tmp_path / kind, tmp_path)
@@ -484,8 +477,7 @@ def test_what_a_browser_cannot_load_is_refused_and_leaves_nothing(tmp_path, toke
     (tmp_path / "cache").mkdir()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "letter.txt").write_text("mine")
-    with torch.no_grad():
-        two_rows = model(torch.zeros(2, 4, dtype=torch.int64), use_cache=True).past_key_values
+    two_rows = model(torch.zeros(2, 4, dtype=torch.int64), use_cache=True).past_key_values
     with pytest.raises(CheckpointError, match="is not empty"):
         export_web(model, tmp_path / "taken", tokenizer)
 

@@ -64,9 +64,7 @@ def run_alone(arguments: str) -> None:
 
 def same_weights(one: str, other: str, tolerance: float) -> None:
     expected, found = (load_file(Path(folder) / "model.safetensors") for folder in (one, other))
-    assert expected.keys() == found.keys()
-    for name, weight in expected.items():
-        torch.testing.assert_close(found[name], weight, rtol=0, atol=tolerance, msg=f"{other}, {name}")
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
 def test_two_processes_train_what_one_does_and_stop_on_one_ctrl_c(workplace, capfd):
@@ -91,8 +89,7 @@ def test_two_processes_train_what_one_does_and_stop_on_one_ctrl_c(workplace, cap
     run_alone(f"{TRAIN} -o one")
     same_weights("one", "two", 1e-3)  # what rounding grows to in so many steps of Adam
     expected = perplexities(capfd.readouterr().out)
-    assert len(expected) == 5
-    assert perplexities(before + said) == pytest.approx(expected, rel=1e-3)
+    assert (len(expected), perplexities(before + said)) == (5, pytest.approx(expected, rel=1e-3))
 
 
 def test_two_processes_linearize_as_one_does(workplace, monkeypatch):
@@ -119,8 +116,7 @@ def test_what_cannot_be_shared_out_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(ranks, "RANKS", 3)
     with pytest.raises(InputError, match="--batch-size must be a multiple of the number of processes, 3, got 8"):
         ranks.share_of(8)
-    assert ranks.share_of(9) == 3
-    assert main(["generate", "a-model", "hello"]) == 2
+    assert (ranks.share_of(9), main(["generate", "a-model", "hello"])) == (3, 2)
     assert "retnet-hf generate cannot run in 3 processes; only train and linearize can" in capsys.readouterr().err
     for fine in ("train", "linearize", "--version"):
         ranks.require_shared(fine)

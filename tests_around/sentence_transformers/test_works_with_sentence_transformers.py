@@ -14,13 +14,9 @@ modules = pytest.importorskip("sentence_transformers.sentence_transformer.module
 
 TEXTS = ["w5 w6 w7 w8 w9 w10 w11", "w3", "w11 w12 w13"]
 POOLED = {"mean": lambda hidden: hidden.mean(0), "lasttoken": lambda hidden: hidden[-1]}
-MODELS = {
-    "decoder": ("fla", RetNetForCausalLM, {}),
-    "hybrid": ("hybrid", RetNetForCausalLM, {}),
-    "without a head": ("grouped", RetNetModel, {}),
-    "encoder": ("fla", RetNetModel, {"bidirectional": True}),
-    "encoder with a head": ("fla", RetNetForMaskedLM, {"bidirectional": True}),
-}
+MODELS = {"decoder": ("fla", RetNetForCausalLM, {}), "hybrid": ("hybrid", RetNetForCausalLM, {})}
+MODELS |= {"without a head": ("grouped", RetNetModel, {}), "encoder": ("fla", RetNetModel, {"bidirectional": True})}
+MODELS |= {"encoder with a head": ("fla", RetNetForMaskedLM, {"bidirectional": True})}
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

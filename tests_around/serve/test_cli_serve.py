@@ -36,14 +36,17 @@ def model():
     return small_model(eos_token_id=END, bos_token_id=1)
 
 
+def chat_tokenizer():
+    tokenizer = word_tokenizer(END)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}w3"
+    return tokenizer
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served") / "my-model"
     model().save_pretrained(folder)
-    tokenizer = word_tokenizer()
-    tokenizer.eos_token = f"w{END}"
-    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}w3"
-    tokenizer.save_pretrained(folder)
+    chat_tokenizer().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["RetNetOfAnotherName"]}))
     return folder
@@ -180,21 +183,9 @@ def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(folder, retne
         refused(answer, f"the server of {engine} is not installed: {how_to_install(extra)}")
 
 
-ANSWER = 8
-
-
-def chat_tokenizer():
-    tokenizer = word_tokenizer()
-    tokenizer.eos_token = f"w{VOCAB_SIZE - 1}"
-    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}w3"
-    return tokenizer
-
-
 @pytest.fixture(scope="module")
 def folder_with_code(tmp_path_factory):
-    """A model with its code and its tokenizer. The server takes a class by its name from transformers, and there is no
-    RetNetForCausalLM: `architectures` names the Auto class, which finds the code.
-    """
+    """A model with its code, whose `architectures` names the Auto class, since there is no class of transformers."""
     folder_with_code = tmp_path_factory.mktemp("with_code")
     with pytest.MonkeyPatch.context() as patch:
         for registered, auto_class in ((RetNetConfig, "AutoConfig"), (RetNetForCausalLM, "AutoModelForCausalLM")):
@@ -226,20 +217,14 @@ def server(folder_with_code, environment):
         process.wait(timeout=60)
 
 
-def expected_answer(prompt: str) -> str:
-    ids = torch.tensor([chat_tokenizer()(prompt)["input_ids"]])
-    tokens = greedy(small_model(), ids, ANSWER, eos_token_id=VOCAB_SIZE - 1)[0, ids.shape[1] :]
-    return chat_tokenizer().decode(tokens, skip_special_tokens=True)
-
-
 def test_chat_talks_to_the_server(server, folder_with_code, environment):
     command = [sys.executable, "-m", "transformers.cli.transformers", "chat", str(folder_with_code), f"{server}/v1"]
-    command += [f"max_new_tokens={ANSWER}", "do_sample=False"]
+    command += ["max_new_tokens=8", "do_sample=False"]
     conversation = "w5 w6 w7\nN\n!exit\n"  # N: not to be continued beyond the limit
     options = {"env": environment | {"COLUMNS": "200"}, "capture_output": True, "text": True, "timeout": 240}
     done = subprocess.run(command, input=conversation, **options)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert expected_answer("w5 w6 w7 w3") in done.stdout
+    assert expected("w5 w6 w7 w3", 8) in done.stdout
 
 
 def test_continuous_batching_is_refused_in_a_sentence():

@@ -1,9 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""The image processors under the tests that transformers' own have to pass.
-
-`ImageProcessingTestMixin` comes from the source distribution of the installed transformers, by `transformers_suite`. With
-torchvision installed, it compares the backends with each other.
-"""
+"""The image processors under transformers' tests of its own, which compare the backends where torchvision is installed."""
 
 import inspect
 import sys

@@ -1,10 +1,8 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """RetNet, decoder, encoder and hybrid with sinks, under the tests that transformers' own models have to pass.
 
-`ModelTesterMixin` and `TrainingTesterMixin` come from the source distribution of the installed transformers, by
-`transformers_suite`. What they skip by themselves they say; what is switched off here is in SWITCHED_OFF.
-
-The distribution has no tests of generation, of export and of single tasks of pipelines.
+`ModelTesterMixin` and `TrainingTesterMixin` come from `transformers_suite`, without tests of generation, export and tasks of
+pipelines. What they skip by themselves they say; what is switched off here is in SWITCHED_OFF.
 """
 
 import unittest
@@ -23,13 +21,9 @@ try:
 except transformers_suite.SuiteUnavailable as reason:
     pytest.skip(str(reason), allow_module_level=True)
 
-SWITCHED_OFF = {
-    "test_generation_tester_mixin_inheritance": "the source distribution has no GenerationTesterMixin to inherit from",
-    **dict.fromkeys(
-        [f"test_model_rope_scaling_from_config_{case}" for case in ("0_linear", "1_dynamic", "2_yarn")],
-        "RetNetConfig refuses to scale rotations: positions never run out, so there is nothing to scale them for",
-    ),
-}
+SCALED = "RetNetConfig refuses to scale rotations: positions never run out, so there is nothing to scale them for"
+SWITCHED_OFF = {f"test_model_rope_scaling_from_config_{case}": SCALED for case in ("0_linear", "1_dynamic", "2_yarn")}
+SWITCHED_OFF["test_generation_tester_mixin_inheritance"] = "the source distribution has no GenerationTesterMixin"
 
 HEADS = ("ForCausalLM", "ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification")
 KINDS = {"MODEL": "Model", "MODEL_FOR_CAUSAL_LM": "ForCausalLM", "MODEL_FOR_MASKED_LM": "ForMaskedLM"}

@@ -1,9 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""ViR, RMT and MetaFormer under the tests that transformers' own vision models have to pass.
-
-`ModelTesterMixin` and `BackboneTesterMixin` come from the source distribution of the installed transformers, by
-`transformers_suite`. What they skip by themselves they say.
-"""
+"""ViR, RMT and MetaFormer under transformers' tests of vision models and backbones, which say what they skip."""
 
 import unittest
 from contextlib import contextmanager
@@ -78,8 +74,7 @@ class FeatureMapModelTests(VisionModelTests):
 def classes(family: str, *further: str) -> tuple[type, ...]:
     """The classes of a family, which transformers' tests know by what they are for."""
     endings = {"MODEL": "Model", "MODEL_FOR_IMAGE_CLASSIFICATION": "ForImageClassification"}
-    endings["MODEL_FOR_BACKBONE"] = "Backbone"
-    endings |= dict(zip(["MODEL_FOR_MASKED_IMAGE_MODELING"], further))
+    endings |= {"MODEL_FOR_BACKBONE": "Backbone"} | dict(zip(["MODEL_FOR_MASKED_IMAGE_MODELING"], further))
     found = {kind: getattr(retnet_hf, family + ending) for kind, ending in endings.items()}
     transformers_suite.enter_classes(common, family.lower(), found)
     return tuple(found.values())

@@ -1,10 +1,7 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""The test mixins of transformers, from the source distribution of the installed version.
+"""The test mixins of transformers, imported as `transformers_tests` from the source distribution of the installed version.
 
-Nothing of them is kept here: pip downloads the distribution once into the user's cache, and its top-level test modules are
-imported under the package name `transformers_tests`.
-
-The distribution leaves out the folders of the tests, from which those modules import. What they import from there is an
+pip downloads it once into the user's cache. What its top-level test modules import from folders that it leaves out is an
 empty class here, which adds no test: `GenerationTesterMixin`, `ExportTesterMixin` and the tests of each pipeline task.
 """
 
@@ -34,11 +31,7 @@ class SuiteUnavailable(Exception):
 
 
 def load(*names: str) -> list[ModuleType]:
-    """The modules `tests/<name>.py` of transformers' source distribution.
-
-    Raises:
-        SuiteUnavailable: where it can neither be found nor downloaded.
-    """
+    """The modules `tests/<name>.py`. Raises SuiteUnavailable where they can neither be found nor downloaded."""
     if PACKAGE not in sys.modules:
         package = ModuleType(PACKAGE)
         package.__path__ = [str(_suite_folder())]
@@ -54,9 +47,7 @@ def load(*names: str) -> list[ModuleType]:
 
 
 def enter_classes(common: ModuleType, model_type: str, classes: dict[str, type]) -> None:
-    """Say what each class is for: `test_modeling_common` looks it up by its name, in tables of its own, where
-    "MODEL_FOR_IMAGE_CLASSIFICATION" is the beginning of a table's name. transformers' tables stay as they are.
-    """
+    """Name classes by kind, such as "MODEL_FOR_MASKED_LM", in the tables of `test_modeling_common`, not in transformers'."""
     for kind, model_class in classes.items():
         table = f"{kind}_MAPPING_NAMES"
         setattr(common, table, {**getattr(common, table, {}), model_type: model_class.__name__})

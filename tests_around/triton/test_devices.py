@@ -32,9 +32,10 @@ def found():
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(
-    "case", [*OTHERS, *(f"{case}, {dialect}" for case in OF_LANGUAGE + OF_KERNELS for dialect in DIALECTS)]
-)
+CASES = [*OTHERS, *(f"{case}, {dialect}" for case in OF_LANGUAGE + OF_KERNELS for dialect in DIALECTS)]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_models_are_on_their_device_and_hardly_waited_for_also_with_kernels(found, case):
     """Transformers' generation asks for values, too: whether there is padding, and whether all sequences have ended."""
     if case.startswith("kernels"):

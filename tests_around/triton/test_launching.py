@@ -110,8 +110,7 @@ def compilation(kernel, tensors, numbers, options) -> tuple:
 
 @pytest.mark.parametrize("groups", [2, 4])
 def test_the_check_before_the_first_use_compiles_what_a_model_launches(monkeypatch, groups):
-    compiled, in_check = {True: set(), False: set()}, []
-    difference = kernel_check.difference
+    compiled, in_check, difference = {True: set(), False: set()}, [], kernel_check.difference
 
     def launched_nowhere(kernel, programs, tensors, numbers, **options):
         compiled[bool(in_check)].add(compilation(kernel, tensors, numbers, options))

@@ -25,6 +25,7 @@ from retnet_hf.ops.kernels import TORCH, load_kernels  # noqa: E402
 
 GROUPED, BOTH_WAYS = {"length": 20, "heads": 4, "groups": 2}, {"bidirectional": True, "initial": False}
 OF_GROUPS = {"decays": 2, "dtype": "bfloat16"}
+OF_BOTH = GROUPED | BOTH_WAYS | OF_GROUPS
 CHUNKWISE = {
     "one token": {"length": 1},
     "chunks of 16": {},
@@ -42,23 +43,17 @@ CHUNKWISE = {
     "both ways, mask and reset": BOTH_WAYS | {"batch": 2, "mask": True, "reset": True},
     "both ways, segments": BOTH_WAYS | {"length": 75, "heads": 1, "segments": 3, "reset": True},
     "both ways, grouped heads, a decay for each": GROUPED | BOTH_WAYS | {"mask": True},
-    "both ways, grouped heads, a decay for each group": GROUPED
-    | BOTH_WAYS
-    | OF_GROUPS
-    | {"length": 40, "tokens_first": True},
+    "both ways, grouped heads, a decay for each group": OF_BOTH | {"length": 40, "tokens_first": True},
     "float16": {"length": 30, "dtype": "float16", "mask": True},
     "float16, large numbers": {"length": 30, "dtype": "float16", "scale": 300.0, "weight_scale": 1e-3},
     "bfloat16": {"length": 30, "dtype": "bfloat16", "reset": True},
     "bfloat16, default chunk": {"length": 130, "heads": 1, "dtype": "bfloat16", "chunk_size": None, "largest_chunk": 128},
     "bfloat16, grouped heads, large numbers": GROUPED | OF_GROUPS | {"scale": 300.0},
 }
-STEPS = {
-    "step": {},
-    "step, mask and reset": {"mask": True, "reset": True},
-    "step, grouped heads, a decay for each": {"heads": 4, "groups": 2},
-    "step, grouped heads, a decay for each group": {"heads": 4, "groups": 2, "decays": 2, "mask": True},
-    "step, float16": {"dtype": "float16"},
-}
+STEPS = {"step": {}, "step, mask and reset": {"mask": True, "reset": True}}
+STEPS |= {"step, grouped heads, a decay for each": {"heads": 4, "groups": 2}}
+STEPS |= {"step, grouped heads, a decay for each group": {"heads": 4, "groups": 2, "decays": 2, "mask": True}}
+STEPS |= {"step, float16": {"dtype": "float16"}}
 ROTATIONS = {
     "rotation": {},
     "rotation of one token": {"length": 1},
@@ -78,12 +73,9 @@ GATES = {
     "gate": {"normed": False},
     "gate, bfloat16, several tiles": {"normed": False, "dtype": "bfloat16", "length": 40},
 }
-LOSSES = {
-    "cross entropy": {},
-    "cross entropy, several tiles, in place": {"columns": 9000, "in_place": True},
-    "cross entropy, bfloat16": {"dtype": "bfloat16", "columns": 100},
-    "cross entropy, float16, in place": {"dtype": "float16", "in_place": True},
-}
+LOSSES = {"cross entropy": {}, "cross entropy, several tiles, in place": {"columns": 9000, "in_place": True}}
+LOSSES |= {"cross entropy, bfloat16": {"dtype": "bfloat16", "columns": 100}}
+LOSSES |= {"cross entropy, float16, in place": {"dtype": "float16", "in_place": True}}
 SPLIT = {
     "segments of a rank": {},
     "segments of a rank, only neighbours": {"decay": 0.3},
@@ -93,25 +85,18 @@ SPLIT = {
     "segments of a rank, autocast": {"autocast": True},
     "segments of a rank, bfloat16": {"length": 80, "dtype": "bfloat16"},
 }
-PACKED = {
-    "documents": {"lengths": [20, 1, 37, 16, 0, 1, 5]},
-    "documents of one token": {"lengths": [1, 1]},
-    "documents, no states": {"lengths": [3, 40], "initial": False},
-    "documents, grouped heads": {"lengths": [18, 2], "heads": 4, "groups": 2, "decays": 2, "tokens_first": True},
-    "documents, bfloat16": {"lengths": [20, 1, 37], "dtype": "bfloat16"},
-}
-PACKED_STEPS = {
-    "steps of documents": {},
-    "steps of documents, some begin": {"begins": True},
-    "steps of documents, all rows": {"rows": False, "begins": True},
-    "steps of documents, grouped heads, bfloat16": {"groups": 2, "dtype": "bfloat16"},
-}
-LAYERS = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+PACKED = {"documents": {"lengths": [20, 1, 37, 16, 0, 1, 5]}, "documents of one token": {"lengths": [1, 1]}}
+PACKED |= {"documents, no states": {"lengths": [3, 40], "initial": False}}
+PACKED |= {"documents, grouped heads": {"lengths": [18, 2], "heads": 4, "groups": 2, "decays": 2, "tokens_first": True}}
+PACKED |= {"documents, bfloat16": {"lengths": [20, 1, 37], "dtype": "bfloat16"}}
+PACKED_STEPS = {"steps of documents": {}, "steps of documents, some begin": {"begins": True}}
+PACKED_STEPS |= {"steps of documents, all rows": {"rows": False, "begins": True}}
+PACKED_STEPS |= {"steps of documents, grouped heads, bfloat16": {"groups": 2, "dtype": "bfloat16"}}
+LAYERS = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_hidden_layers": 3}
 MODELS = {
     "model": {},
     "model, grouped heads that share states": {"num_key_value_heads": 1, "decay_schedule": [0.9, 0.9]},
-    "model, decays per layer, hybrid": LAYERS
-    | {"num_hidden_layers": 3, "decay_schedule": [[0.9, 0.99], [0.5, 0.6], [0.8, 1.0]]},
+    "model, decays per layer, hybrid": LAYERS | {"decay_schedule": [[0.9, 0.99], [0.5, 0.6], [0.8, 1.0]]},
     "model, gradient checkpointing": {"way": "errors_checkpointed"},
     "model, compiled": {"way": "errors_compiled", "num_attention_heads": 4, "num_key_value_heads": 2},
     "model, sequences in parts": {"way": "errors_in_parts", "num_attention_heads": 4, "num_key_value_heads": 2},
@@ -172,18 +157,9 @@ def compiled(kernel, pointers, constants, target, tiles) -> dict:
 
 
 TARGETS = [*(GPUTarget("cuda", architecture, 32) for architecture in (80, 90, 100)), GPUTarget("hip", "gfx942", 64)]
-
-
 # Whether the product of a result is backward, and its state transposed.
-ROLES = {
-    "output": (False, False),
-    "query gradient": (False, True),
-    "key gradient": (True, True),
-    "value gradient": (True, False),
-}
-
-
-# Bytes of shared memory of a multiprocessor, and the least number of programs it should hold.
+ROLES = {"output": (False, False), "query gradient": (False, True), "key gradient": (True, True)}
+ROLES |= {"value gradient": (True, False)}
 SIZES = [(32, 32), (64, 64), (64, 128), (128, 256), (256, 256)]
 
 
@@ -194,6 +170,7 @@ def test_kernels_of_other_head_sizes_spill_nothing(target, size):
         assert resources(result, target, size=size)["stack"] == 0, result
 
 
+# Bytes of shared memory of a multiprocessor, and the least number of programs it should hold.
 DEVICES = {80: (163 * 1024, 2), 90: (227 * 1024, 1), 100: (227 * 1024, 1)}
 
 
@@ -247,11 +224,8 @@ def test_what_surrounds_retention_spills_nothing(target, kernel, size):
     if module is cross_entropy_triton:
         constants, warps = {"TILE": cross_entropy_triton.COLUMNS_OF_TILE}, 8
     elif module is rotation_triton:
-        constants, warps = (
-            {"H": 8, "G": 2, "HALF": size // 2, "TILE": triton.next_power_of_2(size // 2)},
-            rotation_triton.WARPS,
-        )
-        constants |= {"BACK": True, "TOKENS": rotation_triton.TOKENS_OF_TILE}
+        constants = {"H": 8, "G": 2, "HALF": size // 2, "TILE": triton.next_power_of_2(size // 2), "BACK": True}
+        constants, warps = constants | {"TOKENS": rotation_triton.TOKENS_OF_TILE}, rotation_triton.WARPS
     elif "normed" in kernel.__name__:
         constants = {"H": 8, "V": size, "EPS": 1e-6, "HAS_WEIGHT": True} | gates_triton.tile_of_rows(size)
     else:
@@ -262,10 +236,8 @@ def test_what_surrounds_retention_spills_nothing(target, kernel, size):
 
 
 def test_segments_are_for_devices_that_states_would_leave_idle():
-    assert retention_triton.segments_of(programs=128, chunks=512, processors=132) == 1
-    assert retention_triton.segments_of(programs=8, chunks=512, processors=132) == 16
-    assert retention_triton.segments_of(programs=8, chunks=20, processors=132) == 5
-    assert retention_triton.segments_of(programs=8, chunks=1, processors=132) == 1
+    for programs, chunks, segments in ((128, 512, 1), (8, 512, 16), (8, 20, 5), (8, 1, 1)):
+        assert retention_triton.segments_of(programs=programs, chunks=chunks, processors=132) == segments
 
 
 def test_kernels_are_compiled_once_for_all_lengths_and_batches():

@@ -17,12 +17,6 @@ def instructions() -> Dataset:
     return Dataset.from_list([{"prompt": text + " w3 ", "completion": text} for text in texts])
 
 
-def tokenizer_with_end():
-    tokenizer = word_tokenizer()
-    tokenizer.eos_token = f"w{VOCAB_SIZE - 1}"
-    return tokenizer
-
-
 COMMON = {"learning_rate": 1e-2, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
 COMMON |= {"use_cpu": True, "bf16": False, "seed": 1}
 
@@ -33,7 +27,7 @@ def trainer(folder, peft_config=None, **arguments) -> trl.SFTTrainer:
         model=small_model(),
         args=trl.SFTConfig(output_dir=str(folder), **(COMMON | sizes | arguments)),
         train_dataset=instructions(),
-        processing_class=tokenizer_with_end(),
+        processing_class=word_tokenizer(VOCAB_SIZE - 1),
         peft_config=peft_config,
     )
 
@@ -58,11 +52,9 @@ def test_packed_instructions_do_not_leak(tmp_path, arguments):
     """Loss and every gradient are those of the padded batch of the same instructions, and so are the runs."""
     apart, packed = trainer(tmp_path), trainer(tmp_path, **arguments)
     batches = [dict(next(iter(one.get_train_dataloader()))) for one in (apart, packed)]
-    assert batches[0]["input_ids"].shape[0] == 24
-    assert batches[1]["input_ids"].shape[0] == 1
+    assert (batches[0]["input_ids"].shape[0], batches[1]["input_ids"].shape[0]) == (24, 1)
     assert (batches[0]["labels"] != -100).sum() == (batches[1]["labels"] != -100).sum() > 24
-    for mine, expected in zip(gradients(packed.model, batches[1]), gradients(apart.model, batches[0])):
-        close(mine, expected, rounding(batches[0]["labels"].numel()))
+    close(gradients(packed.model, batches[1]), gradients(apart.model, batches[0]), rounding(batches[0]["labels"].numel()))
 
     row = {name: batches[1][name] for name in ("input_ids", "labels")}
     with torch.no_grad():
@@ -108,11 +100,10 @@ def test_trainers_make_their_reference_by_themselves(tmp_path, method, by_name, 
         model=name if by_name else AutoModelForCausalLM.from_pretrained(name),
         args=make_arguments(str(tmp_path), per_device_train_batch_size=4, max_steps=2, **COMMON, **options),
         train_dataset=Dataset.from_list(examples),
-        processing_class=tokenizer_with_end(),
+        processing_class=word_tokenizer(VOCAB_SIZE - 1),
         **(reward if "num_generations" in options else {}),
     )
     before = {name: weight.detach().clone() for name, weight in run.model.named_parameters()}
     run.train()
-    assert losses(run)[0] == pytest.approx(first_loss, abs=1e-5)
-    assert len(losses(run)) == 2
+    assert (losses(run)[0], len(losses(run))) == (pytest.approx(first_loss, abs=1e-5), 2)
     assert [name for name, weight in run.model.named_parameters() if weight.equal(before[name])] == []

@@ -38,8 +38,7 @@ def test_prompts_that_begin_alike_are_read_once(tmp_path):
     assert [output.num_cached_tokens for output in outputs][:4] == [96, 96, 96, 96]
     assert outputs[4].num_cached_tokens == 0
     new = [list(output.outputs[0].token_ids) for output in outputs]
-    assert new == expected(model, asked)
-    assert first == new[:1]
+    assert (new, first) == (expected(model, asked), new[:1])
 
 
 def test_prefixes_of_a_hybrid_are_read_once_without_being_asked_for(tmp_path):
@@ -72,9 +71,7 @@ def test_slots_are_used_again_by_requests_that_waited_and_after_requests_that_we
 def test_a_request_whose_pages_are_taken_away_is_read_again(tmp_path, monkeypatch):
     """A hybrid's keys and values outgrow the memory, so that a request has to give up its own, and its states with them."""
     given_up, preempt = [], Scheduler._preempt_request
-    monkeypatch.setattr(
-        Scheduler, "_preempt_request", lambda *args, **options: given_up.append(1) or preempt(*args, **options)
-    )
+    monkeypatch.setattr(Scheduler, "_preempt_request", lambda *given, **more: given_up.append(1) or preempt(*given, **more))
     model = model_of("softmax attention in some layers")
     model.save_pretrained(tmp_path)
     asked = prompts((40, 60, 90, 30), seed=9)
