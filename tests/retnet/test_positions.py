@@ -44,10 +44,6 @@ def test_decoding_past_position_one_million():
     assert state.layers[0].next_position.tolist() == [1_000_008]
 
 
-def rotary_of(**fields) -> RetNetRotaryEmbedding:
-    return RetNetRotaryEmbedding(small_config(**({"num_attention_heads": 2} | fields)))
-
-
 OTHER_TYPES = [{"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}, LLAMA3]
 OTHER_TYPES += [{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}]
 
@@ -55,7 +51,7 @@ OTHER_TYPES += [{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "origina
 @pytest.mark.parametrize("parameters", OTHER_TYPES, ids=lambda parameters: parameters["rope_type"])
 def test_rotation_of_other_types_is_that_of_transformers(parameters):
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 512}
-    rotary = rotary_of(rope_parameters=dict(parameters), **sizes)
+    rotary = RetNetRotaryEmbedding(small_config(**{"num_attention_heads": 2, "rope_parameters": dict(parameters)} | sizes))
     theirs = LlamaRotaryEmbedding(LlamaConfig(rope_parameters=dict(parameters), **sizes))
     position = torch.arange(200)[None]
     for mine, other in zip(rotary(position, torch.float32), theirs(torch.zeros(1), position)):
