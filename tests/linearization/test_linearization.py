@@ -361,7 +361,7 @@ def test_alignment_in_half_precision_has_the_gradients_of_a_backward_pass_outsid
     expected = [parameter.detach() - 0.1 * parameter.grad for parameter in parameters]
     student.zero_grad()
     arguments = TrainingArguments(
-        str(tmp_path), max_steps=1, learning_rate=0.1, optim="sgd", max_grad_norm=0.0, lr_scheduler_type="constant", bf16=True,
+        tmp_path, max_steps=1, learning_rate=0.1, optim="sgd", max_grad_norm=0.0, lr_scheduler_type="constant", bf16=True,
         per_device_train_batch_size=2, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     blocks = [{"input_ids": row} for row in ids]
