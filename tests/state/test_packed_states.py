@@ -170,6 +170,7 @@ def test_a_document_that_begins_before_a_slot_was_left_starts_anew(sequences):
     read(model, [prompts[2], prompts[0]], slots)
     position = torch.cat([torch.arange(3), torch.tensor([7])])[None]
     close(read(model, [prompts[3], later[0]], slots, position_ids=position), [logits[3][0], logits[0][1]])
+    assert slots.layers[0].next_position.tolist() == [3, 8]
     one = read(model, [random_ids(1, 1, 1)], slots, state_rows=torch.tensor([0]), position_ids=torch.tensor([[0]]))
     close(one, [logits[1][0]])  # a prompt of one token is no step of decoding
     found = read(model, [prompts[3]], slots, state_rows=torch.tensor([1]), position_ids=torch.arange(3, 6)[None])
