@@ -53,8 +53,10 @@ TESTS = {
     "retnet_hf/vision/configuration": "vision_configurations",
     "retnet_hf/vision/": "vir metaformer vision_configurations vision_promises",
     "retnet_hf/cpu/": "decoding_programs prompt_programs",
+    "retnet_hf/cli/commands/convert": "cli_conversion",
+    "retnet_hf/cli/linearizing/": "cli_linearize",
     "retnet_hf/cli/": "cli_chat cli_tools cli",
-    "retnet_hf/conversion/": "conversion_golden conversion_writers conversion_families",
+    "retnet_hf/conversion/": "conversion_golden conversion_writers conversion_families cli_conversion",
 }
 COMPARISONS = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
