@@ -221,7 +221,8 @@ class RetNetRetention(RetNetTokenMixer):
         if self.g_proj is None:
             output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
         else:
-            gate = self.g_proj(hidden_states)  # the next line is gate_fn(X W_G) ⊙ Y
+            gate = self.g_proj(hidden_states)
+            # gate_fn(X W_G) ⊙ Y
             output = verified_kernels(self.kernels, gate).normed_gate(output, self.head_norm, gate, self.gate_fn)
         return self.o_proj(output), maps
 

@@ -65,8 +65,8 @@ def evaluate(
         network, tokenizer = load_model(name)
         if not isinstance(network, RetNetForCausalLM):
             raise InputError(f"{name} holds no causal RetNet, but a model of type {network.config.model_type}")
-        begin = prefix(tokenizer) or [token for token in [document_end(tokenizer)] if token is not None]
-        likelihood, tokens = 0.0, 0
+        end, likelihood, tokens = document_end(tokenizer), 0.0, 0
+        begin = prefix(tokenizer) or ([] if end is None else [end])
         with console.status(f"reading {size:,} bytes with {name}"):
             if is_chat:
                 tokenizer.chat_template = tokenizer.chat_template or CHAT_TEMPLATE

@@ -224,7 +224,7 @@ def _document_of(row: Any, field: str, chats: bool, place: str) -> str | list[di
         except (TypeError, KeyError):
             texts = [None]
         if not all(isinstance(text, str) for text in texts):
-            raise InputError(f"{place} has a message without a role and a content that are texts in {' and '.join(columns)}")
+            raise InputError(f"{place} has a message whose role or content is not text, in {' and '.join(columns)}")
         if "assistant" not in texts:
             raise InputError(f"{place} has no conversation with an answer of the assistant in {' and '.join(columns)}")
     try:
