@@ -202,8 +202,8 @@ def test_conversations_are_trained_on_their_answers_and_become_a_chat_model(retn
     assert (figures["tokens"], figures["bytes"]) == (20 * int(labels.ge(0).sum()), 20 * 4 * len(turns) // 2)
     unanswered = {"messages": [TURNS[0]]}
     parts = {"messages": [{"role": "user", "content": [{"text": "a"}]}, TURNS[1]]}
-    sentences = "no conversation with an answer", "message whose role or content is not text", "conversations and other texts"
-    for bad, words in zip((unanswered, parts, {"text": "a"}), sentences):
+    said = {"no conversation with an answer": unanswered, "a message whose role or content is not text": parts}
+    for words, bad in (said | {"conversations and other texts": {"text": "a"}}).items():
         Path("chats.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(bad)}\n", encoding="utf-8")
         refused(retnet_hf(*command, "--overwrite"), words)
 
