@@ -121,6 +121,15 @@ def is_faster_as_vector(size: int, inputs: int, dtype: torch.dtype, threads: int
     )
 
 
+def obstacle(layer: nn.Module) -> str:
+    """Returns why `product_of` returns None for a layer."""
+    if type(layer) is not nn.Linear:
+        return f"are of class {type(layer).__name__}"
+    if layer.weight.device.type != "cpu":
+        return f"are on the device {layer.weight.device}"
+    return "have hooks" if has_hooks(layer.modules()) else f"have weights ({type(layer.weight).__name__}) without a kernel"
+
+
 @torch.no_grad()
 def product_of(layer: nn.Module, summed: bool = False, sequences: int = 1) -> Product | None:
     """Returns a product that replaces a linear layer, or None if the layer is adapted, sharded, hooked or not on a CPU.
@@ -137,7 +146,7 @@ def product_of(layer: nn.Module, summed: bool = False, sequences: int = 1) -> Pr
         narrow = sequences == 1 and weight.dtype in HALF_TYPES and weight.is_contiguous()
         faster = narrow and is_faster_as_vector(*weight.shape, weight.dtype, torch.get_num_threads())
         return Product(layer, vector if faster else linear, weight)  # `linear` also for several tokens
-    kind, (rows, columns) = type(weight).__name__ if weight.dtype == torch.bfloat16 else None, weight.shape
+    kind, (rows, columns) = type(weight).__name__, weight.shape
     if kind == "Int8Tensor":  # of torchao: symmetric, with a scale per output and unquantised activations
         symmetric = weight.zero_point is None or not weight.zero_point.any()
         fits = symmetric and tuple(weight.block_size) == (1, columns) and weight.act_quant_kwargs is None

@@ -26,6 +26,7 @@ import platform
 import stat
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -47,7 +48,7 @@ from retnet_hf.ops.retention_forms import StepDecay, recurrent_step_
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetMLP, RetNetTokenMixer
 from retnet_hf.state.retention_state import RetNetState, RetNetStateLayer
 
-from .products import Product, is_clearly_faster, linear, product_of, sums
+from .products import Product, is_clearly_faster, linear, obstacle, product_of, sums
 
 
 logger = logging.get_logger(__name__)
@@ -364,6 +365,10 @@ def layer_programs(
 def product_programs(layers: list[nn.Module], folder: Path | None) -> list[ProductProgram | None]:
     """Returns a program for each linear layer's product, or None. Without a folder, it is a PyTorch kernel."""
     products = [product_of(layer, summed=folder is not None) for layer in layers]
+    if left := Counter(obstacle(layer) for layer, product in zip(layers, products) if product is None):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in left.items())
+        said = f"retnet_hf.cpu.compile has no faster product for {left.total()} linear layers, which PyTorch computes"
+        logger.warning(f"{said}: {reasons}.")
     if folder is None:
         own = (product is None or product.kernel is linear for product in products)
         return [None if is_own else ProductProgram(*pair) for is_own, *pair in zip(own, layers, products)]

@@ -19,11 +19,13 @@ from torchao.quantization import (
 )
 from torchrun import run_ranks
 from transformers import AutoModelForCausalLM, TorchAoConfig
+from transformers.utils import logging
 
 from retnet_hf import RetNetForCausalLM, RetNetHybridForCausalLM
 from retnet_hf.cpu import compile as compile_fast
 from retnet_hf.cpu import number_of_programs, original
 from retnet_hf.cpu.products import product_of
+from retnet_hf.cpu.programs import product_programs
 
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -149,24 +151,25 @@ def quantised_layers(config, **options) -> list[nn.Linear]:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_int8_weights_of_torchao(bias):
-    layers = quantised_layers(Int8WeightOnlyConfig(), bias=bias)
-    check(layers, 3 * BFLOAT16)  # scales are rounded, too
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_weights_of_torchao(dtype, bias):
+    layers = quantised_layers(Int8WeightOnlyConfig(), bias=bias, dtype=dtype)
+    check(layers, 2e-6 if dtype == torch.float32 else 3 * BFLOAT16)  # scales are rounded, too
     assert all(product_of(layer).operands[0].data_ptr() == layer.weight.qdata.data_ptr() for layer in layers)
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("group", [32, 64])
-def test_int4_weights_of_torchao(group, bias):
-    check(layers := quantised_layers(INT4[group], bias=bias), 3 * BFLOAT16)
+@pytest.mark.parametrize(("group", "dtype"), [(32, torch.bfloat16), (64, torch.bfloat16), (64, torch.float32)])
+def test_int4_weights_of_torchao(group, dtype, bias):
+    tolerance = 2e-6 if dtype == torch.float32 else 3 * BFLOAT16
+    check(layers := quantised_layers(INT4[group], bias=bias, dtype=dtype), tolerance)
     for layer in layers:  # whose zero is not in the middle
         layer.weight.zero_point.copy_(torch.randint(-3, 4, layer.weight.zero_point.shape, dtype=torch.int8))
-    check(layers, 3 * BFLOAT16)
+    check(layers, tolerance)
 
 
 OTHERS = {
     "activations": lambda: quantised_layers(Int8DynamicActivationInt8WeightConfig()),
-    "float32": lambda: quantised_layers(Int8WeightOnlyConfig(), dtype=torch.float32),
     "groups of 16": lambda: quantised_layers(INT4[16]),
     "rows": lambda: quantised_layers(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerAxis(0)), inputs=96),
     "2 bits": lambda: quantised_layers(IntxWeightOnlyConfig(weight_dtype=torch.int2, granularity=PerGroup(32))),
@@ -174,8 +177,11 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_what_is_not_understood_has_no_product(kind):
-    assert {product_of(layer) for layer in OTHERS[kind]()} == {None}
+def test_what_is_not_understood_has_no_product_and_is_said(kind, caplog, monkeypatch):
+    monkeypatch.setattr(logging.get_logger("retnet_hf.cpu"), "propagate", True)
+    assert product_programs(layers := OTHERS[kind](), None) == [None] * len(layers)
+    kind = type(layers[0].weight).__name__
+    assert f"for {len(layers)} linear layers, which PyTorch computes: {len(layers)} have weights ({kind})" in caplog.text
 
 
 RANK = """
