@@ -65,4 +65,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks.quality import __main__ as importable  # spawned processes import its functions, but not `__main__`
+
+    importable.main()
