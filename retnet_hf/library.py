@@ -43,6 +43,7 @@ from .state.retention_state import RetNetState
 from .streams.causal_convolution import CausalConv1d
 from .streams.multi_scale_retention import MultiScaleRetention
 from .streams.stream_state import StreamState
+from .training.muon import MuonAdamW
 from .training.split_over_ranks import context_parallel, shard_sequence
 from .training.state_tuning import StateTuning
 from .version import __version__
@@ -71,7 +72,7 @@ __all__ += ["RetNetForSequenceClassification", "RetNetForTokenClassification", "
 __all__ += ["RetNetHybridConfig", "RetNetHybridForCausalLM", "RetNetHybridForMaskedLM", "RetNetHybridForQuestionAnswering"]
 __all__ += ["RetNetHybridForSequenceClassification", "RetNetHybridForTokenClassification", "RetNetHybridModel"]
 __all__ += ["RetNetHybridPreTrainedModel", "RetNetState", "PrefixStates", "StateTuning", "CarryState", "StreamScore"]
-__all__ += ["TokenStreams", "score_stream", "context_parallel", "shard_sequence", "__version__"]
+__all__ += ["TokenStreams", "score_stream", "MuonAdamW", "context_parallel", "shard_sequence", "__version__"]
 __all__ += ["CausalConv1d", "MultiScaleRetention", "StreamState", "manhattan_retention", "retention", "packed_retention"]
 __all__ += ["bidirectional_retention", "chunkwise_retention", "parallel_retention", "recurrent_retention"]
 __all__ += ["ViRBackbone", "ViRConfig", "ViRForImageClassification", "ViRForMaskedImageModeling", "ViRModel"]

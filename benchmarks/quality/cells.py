@@ -51,7 +51,8 @@ class Cell(ABC):
     """A measurement. Its fields determine the result, which is saved in FOLDER/KIND.jsonl.
 
     Attributes:
-        model: name of a model. options: arguments of the model that differ from the defaults.
+        model: name of a model. options: arguments of the model that differ from the defaults, and "muon": True for
+            `MuonAdamW` instead of AdamW.
     """
 
     kind: ClassVar[str]
@@ -71,6 +72,10 @@ class Cell(ABC):
     @abstractmethod
     def headline(self, result: Result) -> str:
         """Returns the result as one line."""
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        return {name: value for name, value in self.options.items() if name != "muon"}
 
     @property
     def description(self) -> dict[str, Any]:

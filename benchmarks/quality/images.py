@@ -165,7 +165,7 @@ class ImageCell(Cell):
 
     def measure(self) -> dict[str, Any]:
         torch.manual_seed(self.seed)
-        model = equalised(lambda width: MODELS[self.model](width, **self.options), PARAMETERS)
+        model = equalised(lambda width: MODELS[self.model](width, **self.model_options), PARAMETERS)
         training, choosing, reporting = fashion_mnist()
         steps = math.ceil(self.pictures / BATCH)
         generator = torch.Generator().manual_seed(self.seed)
@@ -178,7 +178,7 @@ class ImageCell(Cell):
             return F.cross_entropy(model(pixel_values=pixels).logits, training.labels[places])
 
         start = time.perf_counter()
-        fit(model, map(loss_of, order.split(BATCH)[:steps]), steps, self.learning_rate)
+        fit(model, map(loss_of, order.split(BATCH)[:steps]), steps, self.learning_rate, muon="muon" in self.options)
         seconds = time.perf_counter() - start
         return {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -2,7 +2,8 @@
 """Cells of language modelling: one model, text, learning rate and seed."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, ClassVar
 
 import torch
@@ -33,13 +34,14 @@ class LanguageCell(Cell):
     def measure(self) -> dict[str, Any]:
         setting = SETTINGS[self.setting]
         torch.manual_seed(self.seed)
-        model = of_equal_size(self.model, self.options, setting).to(setting.device)
+        model = of_equal_size(self.model, self.model_options, setting).to(setting.device)
 
         def stream(part: str) -> torch.Tensor:
             return texts.tokens(self.text, part, setting.vocabulary, setting.tokenizer_texts)
 
         sizes = {"block": setting.block, "batch": setting.batch, "bfloat16": setting.bfloat16}
-        run = train(model, stream("training"), self.tokens, self.learning_rate, self.seed, **sizes)
+        muon = "muon" in self.options
+        run = train(model, stream("training"), self.tokens, self.learning_rate, self.seed, muon=muon, **sizes)
 
         def losses_of(ids: torch.Tensor) -> torch.Tensor:
             logits = model(ids.to(setting.device), use_cache=False).logits[:, :-1].cpu().float()
@@ -63,3 +65,36 @@ class LanguageCell(Cell):
     def headline(self, result: dict[str, Any]) -> str:
         losses = {length: scores["loss"] for length, scores in result["reporting"].items()}
         return "perplexity at " + ", ".join(f"{length}: {math.exp(loss):.2f}" for length, loss in losses.items())
+
+
+@dataclass(frozen=True)
+class SecondsCell(Cell):
+    """The seconds of a training, relative to those of a RetNet with AdamW that trains in turns with it."""
+
+    kind: ClassVar[str] = "seconds"
+    noise: ClassVar[float] = 0.0
+    reference: dict[str, Any] = field(default_factory=dict)  # options of the RetNet
+    setting: str = "laptop"
+    rounds: int = 9
+    steps: int = 12  # of a round
+
+    def measure(self) -> dict[str, Any]:
+        setting = SETTINGS[self.setting]
+        stream = texts.tokens(setting.texts[0], "training", setting.vocabulary, setting.tokenizer_texts)
+        sides = [("retnet-from-scratch", self.reference, False), (self.model, self.model_options, "muon" in self.options)]
+        models = [of_equal_size(model, options, setting) for model, options, _ in sides]
+        tokens, sizes = self.steps * setting.block * setting.batch, {"block": setting.block, "batch": setting.batch}
+        ratios = []
+        for seed in range(1 + self.rounds):  # the first round warms up
+            runs = [
+                train(model, stream, tokens, 1e-4, seed, bfloat16=setting.bfloat16, muon=muon, **sizes).seconds
+                for model, (*_, muon) in zip(models, sides)
+            ]
+            ratios.append(runs[1] / runs[0])
+        return {"ratio": median(ratios[1:]), "ratios": sorted(ratios[1:])}
+
+    def cost(self, result: dict[str, Any]) -> float:
+        return result["ratio"]
+
+    def headline(self, result: dict[str, Any]) -> str:
+        return f"{result['ratio']:.2f} times the seconds"

@@ -58,7 +58,7 @@ class RecallCell(Cell):
     def measure(self) -> dict[str, Any]:
         size = Setting(hidden_size=self.hidden_size, layers=2, heads=2, vocabulary=VOCABULARY, block=LENGTH)
         torch.manual_seed(self.seed)
-        model = RIVALS[self.model](size, LEAST_WIDTH, **self.options)
+        model = RIVALS[self.model](size, LEAST_WIDTH, **self.model_options)
         generator = torch.Generator().manual_seed(self.seed)
 
         def loss_of(step: int) -> Tensor:
@@ -68,7 +68,8 @@ class RecallCell(Cell):
             asked = labels >= 0
             return F.cross_entropy(model(ids, use_cache=False).logits[asked], labels[asked])
 
-        fit(model, map(loss_of, range(self.steps)), self.steps, self.learning_rate, one_cycle=True)
+        muon = "muon" in self.options
+        fit(model, map(loss_of, range(self.steps)), self.steps, self.learning_rate, one_cycle=True, muon=muon)
         return {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "state": state_numbers(model, LENGTH),

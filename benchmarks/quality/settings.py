@@ -47,14 +47,12 @@ class Setting:
         "longer",
         "comparison",
         "images",
-        "ablations",
-        "heads",
-        "expansion",
         "recall",
-        "other_text",
         "longest",
         "best",
         "frontier",
+        "seconds",
+        "muon",
     )
     rates: tuple[float, ...] = (1.5e-3, 3e-3, 6e-3)
     pictures: int = 110_000
@@ -90,6 +88,6 @@ SETTINGS = {
         texts=("four-texts",),
         tokenizer_texts=("four-texts",),
         bfloat16=True,
-        studies=("larger",),
+        studies=("seconds", "larger"),
     ),
 }

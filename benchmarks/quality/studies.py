@@ -1,13 +1,15 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
 """The cells of each table."""
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .cells import Cell
 from .images import ImageCell
-from .language import LanguageCell
+from .language import LanguageCell, SecondsCell
 from .recall import RecallCell
 from .settings import SETTINGS
 
@@ -71,38 +73,6 @@ DECAYS = (
     _retnet("geometric, 8 to 512", "geometric 8 512"),
     _retnet("none", "none"),
 )
-HEADS = tuple(
-    _retnet(f"{heads} heads, {title}", schedule, heads=heads)
-    for heads in (2, 8, 16)
-    for title, schedule in (("geometric", GEOMETRIC), ("published", PUBLISHED))
-)
-EXPANSION = tuple(
-    _retnet(f"value expansion 1, {title}", schedule, value_expansion=1.0)
-    for title, schedule in (("geometric", GEOMETRIC), ("published", PUBLISHED))
-)
-# ablations of the paper, with both schedules
-PAPERS_ABLATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("no gate", {"use_output_gate": False}),
-    ("no head norm", {"use_head_norm": False}),
-    ("no decay", {"schedule": "none"}),
-    ("one decay for all heads, 127/128", {"schedule": "constant 127.5"}),
-    ("heads a quarter as wide", {"heads": 16}),
-)
-OWN_ABLATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("key expansion 1/2", {"key_expansion": 0.5}),
-    ("value expansion 1", {"value_expansion": 1.0}),
-    ("no rotation", {"use_rotary": False}),
-    ("ReLU of queries and keys", {"feature_map": "relu"}),
-    ("normal initialisation", {"initialization": "normal"}),
-)
-
-
-def _ablated(base: Row, ablations: tuple[tuple[str, dict[str, Any]], ...]) -> tuple[Row, ...]:
-    return tuple(Row(title, base.model, base.options | changed, (base.model, base.options)) for title, changed in ablations)
-
-
-ABLATIONS = _ablated(RETNET, PAPERS_ABLATIONS + OWN_ABLATIONS)
-PUBLISHED_ABLATIONS = _ablated(PUBLISHED_RETNET, PAPERS_ABLATIONS)
 
 
 class Point(NamedTuple):
@@ -127,6 +97,13 @@ FRONTIER = (
     Point("RWKV v4", BEST[2], COMPARISON[-1]),
     Point("Gated DeltaNet", BEST[3], COMPARISON[3]),
 )
+
+
+def _by_muon(row: Row) -> Row:
+    return Row(f"{row.title}, Muon", row.model, row.options | {"muon": True})
+
+
+MUON = tuple(map(_by_muon, (*LARGER, HYBRID._replace(title="hybrid"))))
 
 VIR, BOTH_WAYS = ("vir", {}), ("vir", {"bidirectional": True})
 RETENTION, MANHATTAN = ("metaformer", {"mixer": "retention"}), ("metaformer", {"mixer": "manhattan"})
@@ -179,6 +156,19 @@ class Plan:
     def recall(self, model: str, options: dict[str, Any], **fields: Any) -> RecallCell:
         return RecallCell(model, options, steps=self.size.recall_steps, **({"seed": self.size.seeds[0]} | fields))
 
+    def seconds(self, row: Row) -> SecondsCell:
+        return SecondsCell(row.model, row.options, PRESET, self.setting)
+
+    def as_long(self, tokens: int) -> list[LanguageCell]:
+        """Returns cells of RetNets that AdamW trains for as long as Muon needs for `tokens`; none before this is known."""
+        result = self.seconds(MUON[0]).result(self.folder)
+        row = LARGER[0] if self.setting == "larger" else BEST[0]
+        rate = self.rates_of(row, self.language, tokens=tokens)[1]
+        if result is None or rate is None:
+            return []
+        cell = functools.partial(self.language, row.model, row.options, learning_rate=rate)
+        return [cell(tokens=round(tokens * result["ratio"], -3), seed=seed) for seed in self.size.seeds]
+
     def rate_cells(
         self, make: Callable[..., Cell], model: str, options: dict[str, Any], **fields: Any
     ) -> tuple[list[Cell], float | None]:
@@ -188,6 +178,8 @@ class Plan:
         the lower bound. Among rates that one seed cannot distinguish from the best, the lowest is chosen.
         """
         rates = list(self.size.image_rates if make == self.image else self.size.rates)
+        if make == self.language and "muon" in options:
+            rates = [2 * rate for rate in rates]
         while True:
             cells = [make(model, options, learning_rate=rate, **fields) for rate in rates]
             results = [cell.result(self.folder) for cell in cells]
@@ -235,14 +227,21 @@ class Plan:
                 yield from self.cells_of(point.text, language)[:1]
             yield from self.rows([point.recall for point in FRONTIER], self.recall, hidden_size=WIDTH_OF_ALL)
         elif name == "larger":
-            yield from self.rows(LARGER, language, tokens=size.long)
+            yield from self.rows((*LARGER, *MUON[:3]), language, tokens=size.long)
+            for tokens in (size.middle, size.long):
+                yield from self.as_long(tokens)
+        elif name == "muon":
+            for row, tokens in itertools.product(MUON, (size.short, size.middle, size.long)):
+                yield from self.rows([row], language, tokens=tokens)
+            for tokens in (size.short, size.middle, size.long):
+                yield from self.as_long(tokens)
+            yield from self.rows([MUON[0], MUON[-1]], self.recall, hidden_size=WIDTH_OF_ALL)
+        elif name == "seconds":
+            yield from map(self.seconds, (*LARGER, *MUON))
         elif name == "longer":
             yield from self.rows(MAIN, language, tokens=size.middle)
         elif name == "longest":
             yield from self.rows(MAIN, language, tokens=size.long)
-        elif name == "other_text":
-            for tokens in (size.short, size.middle):
-                yield from self.rows(MAIN, language, text=size.texts[1], tokens=tokens)
         elif name == "images":
             yield from self.rows(IMAGES, self.image)
         elif name == "recall":
@@ -250,11 +249,4 @@ class Plan:
                 rows = WIDER if hidden_size > WIDTH_OF_ALL else COMPARISON
                 yield from self.rows(rows, self.recall, hidden_size=hidden_size)
         else:
-            tables = {
-                "decays": DECAYS,
-                "heads": HEADS,
-                "expansion": EXPANSION,
-                "comparison": COMPARISON,
-                "ablations": ABLATIONS + PUBLISHED_ABLATIONS,
-            }
-            yield from self.rows(tables[name], language)
+            yield from self.rows({"decays": DECAYS, "comparison": COMPARISON}[name], language)

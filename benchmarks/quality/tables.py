@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import studies
-from .cells import Result, saved
+from .cells import Cell, Result, saved
 from .recall import PAIRS
 from .statistics import Estimate, paired
 from .studies import Plan, Row
@@ -22,12 +22,8 @@ PAPER: dict[str, tuple[str, str, str, str]] = {
     "Hyena": ("32.08", "3.545", "1.799", "3.947"),
     "H3": ("29.97", "3.563", "1.722", "3.986"),
     "Linear Transformer": ("40.24", "", "", ""),
-    "no gate": ("27.84", "3.509", "1.366", "4.002"),
-    "no head norm": ("27.54", "3.367", "1.302", "3.843"),
-    "no decay": ("27.86", "3.920", "2.122", "4.334"),
-    "one decay for all heads, 127/128": ("27.02", "3.524", "1.768", "3.928"),
-    "heads a quarter as wide": ("27.68", "3.397", "1.331", "3.872"),
 }
+AS_LONG = "RetNet, for as long as with Muon"
 PAPERS_HEADER = ("paper: perplexity, 200M", "loss, 400M", "AR-Hit", "First")
 
 
@@ -69,8 +65,7 @@ class Report:
 
     def measured(self, row: Row, make: Callable, **fields: Any) -> list[Result] | None:
         """Returns the results of all seeds of a row, or None if one is missing."""
-        results = [cell.result(self.plan.folder) for cell in self.plan.cells_of(row, make, **fields)]
-        return results if results and None not in results else None
+        return self.results_of(self.plan.cells_of(row, make, **fields))
 
     def rows(self, rows: Sequence[Row], make: Callable | None = None, **fields: Any) -> list[tuple[Row, list[Result]]]:
         found = [(row, self.measured(row, make or self.plan.language, **fields)) for row in rows]
@@ -104,35 +99,56 @@ class Report:
         return table([*header, "AR-Hit", "First", f"perplexity at {last}", *PAPERS_HEADER], lines)
 
     def best(self) -> str:
-        """Returns perplexities of the models with initialisation by fan-in after each number of tokens."""
-        size, lines = self.plan.size, []
-        first, *_, last = map(str, size.lengths)
-        for row in studies.BEST:
-            after = [
-                self.measured(row, self.plan.language, tokens=tokens) for tokens in (size.short, size.middle, size.long)
-            ]
+        """Returns relative times, and perplexities after each number of tokens, of models with initialisation by fan-in."""
+        plan, lines = self.plan, []
+        numbers, last = (plan.size.short, plan.size.middle, plan.size.long), str(plan.size.lengths[-1])
+        found = {
+            row.title: (row, [self.measured(row, plan.language, tokens=tokens) for tokens in numbers])
+            for row in (*studies.LONGER, *studies.MUON)
+        }
+        for title, (row, after) in found.items():
             known = [results for results in after if results is not None]
             if known:
                 shown = ["" if results is None else perplexity(results) for results in after]
-                lines.append([row.title, *state_of(known[0][0], (first, last)), *shown, perplexity(known[-1], last)])
-        header = ["model", f"state at {first}, thousand elements", f"at {last}"]
-        header += [f"{tokens / 1e6:g}M tokens" for tokens in (size.short, size.middle, size.long)]
+                lines.append([title, self.seconds(row), *shown, perplexity(known[-1], last)])
+        header = ["model", "seconds", *(f"{tokens / 1e6:g}M tokens" for tokens in numbers)]
+        longer = [self.results_of(plan.as_long(tokens)) for tokens in numbers]
+        if None not in longer:
+            lines.insert(1, [AS_LONG, self.seconds(studies.MUON[0]), *map(perplexity, longer), perplexity(longer[-1], last)])
         return table([*header, f"longest, at {last}"], lines)
+
+    def seconds(self, row: Row) -> str:
+        """Returns the seconds for a number of tokens relative to those of a RetNet with AdamW."""
+        result = self.plan.seconds(row).result(self.plan.folder)
+        return "" if result is None else f"{result['ratio']:.2f}"
+
+    def results_of(self, cells: Sequence[Cell]) -> list[Result] | None:
+        results = [cell.result(self.plan.folder) for cell in cells]
+        return results if results and None not in results else None
 
     def larger(self) -> str:
         """Returns perplexities of larger models, with one seed, after all tokens and after the tokens for choosing rates."""
         plan = Plan("larger", self.plan.folder)
         size, report, lines = plan.size, Report(plan), []
         first, *_, last = map(str, size.lengths)
-        for row in studies.LARGER:
+        for row in (*studies.LARGER, *studies.MUON):
             cells, rate = plan.rates_of(row, plan.language, tokens=size.long)
             results = report.measured(row, plan.language, tokens=size.long)
             short = [loss(cell.result(plan.folder)) for cell in cells if cell.learning_rate == rate]
             if short:
                 lengths = () if results is None else (first, last)
                 shown = [f"{math.exp(loss(results[0], length)):.2f}" for length in lengths] or ["", ""]
-                lines.append([row.title, f"{rate:g}", f"{math.exp(short[0]):.2f}", *shown])
-        header = ["model", "rate", f"{size.middle / 1e6:g}M tokens", f"{size.long / 1e6:g}M tokens", f"longest, at {last}"]
+                lines.append([row.title, report.seconds(row), f"{math.exp(short[0]):.2f}", *shown])
+        if (longer := report.results_of([*plan.as_long(size.middle), *plan.as_long(size.long)])) and len(longer) == 2:
+            shown = [f"{math.exp(loss(*one)):.2f}" for one in ((longer[0],), (longer[1],), (longer[1], last))]
+            lines.insert(1, [AS_LONG, report.seconds(studies.MUON[0]), *shown])
+        header = [
+            "model",
+            "seconds",
+            f"{size.middle / 1e6:g}M tokens",
+            f"{size.long / 1e6:g}M tokens",
+            f"longest, at {last}",
+        ]
         return table(header, lines)
 
     def frontier(self) -> str:

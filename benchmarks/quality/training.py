@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""One recipe for all models: AdamW, a short warm-up, a cosine schedule, and blocks in an order that depends on the seed."""
+"""One recipe for all models: AdamW, with or without Muon, a warm-up, a cosine schedule, and blocks ordered by the seed."""
 
 import itertools
 import math
@@ -11,8 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from retnet_hf import MuonAdamW
+
 
 WEIGHT_DECAY, BETAS, CLIP = 0.1, (0.9, 0.95), 1.0
+# of MuonAdamW for other models than ours: those with which they learn best
+RWKV = ("attention.value", "attention.output", "feed_forward.key", "feed_forward.value")
+MATRICES = {"llama": ("_proj",), "rwkv": RWKV, "vit": ("_proj", "fc1", "fc2")}
 WARMUP, LAST_RATE = 0.05, 0.1  # share of the steps; share of the highest learning rate
 
 
@@ -59,13 +64,18 @@ def fit(
     learning_rate: float,
     betas: tuple[float, float] = (0.9, 0.999),
     one_cycle: bool = False,
+    muon: bool = False,
 ) -> list[float]:
     """Makes an optimizer step for each loss, which is computed in turn, and returns the values of the losses.
 
     Args:
         one_cycle: whether the learning rate follows `OneCycleLR` with a warm-up of a tenth, instead of `rate_of`.
+        muon: whether the optimizer is `MuonAdamW` instead of AdamW.
     """
-    optimizer = torch.optim.AdamW(parameter_groups(model), lr=learning_rate, betas=betas, fused=True)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameter_groups(model), lr=learning_rate, betas=betas, fused=True)
+    if muon:
+        options = {"matrices": MATRICES[kind]} if (kind := model.config.model_type) in MATRICES else {}
+        optimizer = MuonAdamW(model, learning_rate, WEIGHT_DECAY, betas, **options)
     if one_cycle:
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, steps, pct_start=0.1)
     else:
@@ -93,8 +103,9 @@ def train(
     batch: int = 8,
     points: int = 20,
     bfloat16: bool = False,
+    muon: bool = False,
 ) -> Run:
-    """Trains on a number of tokens of the stream; matrix products use bfloat16 on request."""
+    """Trains on a number of tokens of the stream; matrix products use bfloat16 on request, and the optimizer `MuonAdamW`."""
     steps = math.ceil(tokens / (block * batch))
     device = next(model.parameters()).device
 
@@ -105,7 +116,7 @@ def train(
 
     blocks = itertools.islice(batches(stream, seed, block, batch), steps)
     start = time.perf_counter()
-    losses = fit(model, (loss_of(ids.to(device)) for ids in blocks), steps, learning_rate, BETAS)
+    losses = fit(model, (loss_of(ids.to(device)) for ids in blocks), steps, learning_rate, BETAS, muon=muon)
     seconds = time.perf_counter() - start
     every = max(1, steps // points)
     parts = (losses[first : first + every] for first in range(0, steps, every))

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.distributed import DistributedConfig
 from transformers.distributed.checkpoint import load_optimizer_distributed, save_optimizer_distributed
 
-from retnet_hf import RetNetForMaskedLM, ViRBackbone, context_parallel, shard_sequence
+from retnet_hf import MuonAdamW, RetNetForMaskedLM, ViRBackbone, context_parallel, shard_sequence
 
 
 gc.disable()
@@ -43,6 +43,12 @@ OTHERS = {
     "RMT": (small_rmt().eval(), stage_images(4)),
     "MetaFormer": (small_metaformer("all"), stage_images(4)),
 }
+
+OPTIMIZERS = {
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
+    "muon": lambda model: MuonAdamW(model, 1e-2),
+}
+torch.Tensor.bfloat16 = torch.Tensor.clone  # Muon computes in bfloat16, here in float64
 
 
 def same(ours, whole, what, tolerance=1e-11):
@@ -209,11 +215,11 @@ def on_two():
             assert any(hasattr(weight, "full_tensor") for weight in model.parameters()), name
             same_other_model(model, whole, inputs, f"{engine}, {name}", *share)
 
-    model = distributed(folder / "fla", fsdp_size=2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    train(model, (0, 1), optimizer, rank, 2)
-    model.save_pretrained(folder / "sharded", distributed_checkpoint=True)
-    save_optimizer_distributed(model, optimizer, str(folder / "optimizer"))
+    for name, optimizer_of in OPTIMIZERS.items():
+        model = distributed(folder / "fla", fsdp_size=2)
+        train(model, (0, 1), optimizer := optimizer_of(model), rank, 2)
+        model.save_pretrained(folder / name / "sharded", distributed_checkpoint=True)
+        save_optimizer_distributed(model, optimizer, str(folder / name / "optimizer"))
 
     path = saved(small_model("hybrid", num_key_value_heads=1), "one head of keys")
     with pytest.raises(ValueError, match=r"num_key_value_heads must be a multiple of .* tensor-parallel ranks \(2\)"):
@@ -228,14 +234,14 @@ def on_four():
         same_language_model(model, whole, f"tensor parallel and FSDP2, {name}", rank // 2, 2)
 
     # what two ranks began, with their weights shared out, goes on in two groups of two that share heads
-    model = distributed(folder / "sharded", fsdp_size=2, tp_size=2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    load_optimizer_distributed(model, optimizer, str(folder / "optimizer"))
-    train(model, (2, 3), optimizer, rank // 2, 2)
-    whole = AutoModelForCausalLM.from_pretrained(folder / "fla", dtype=torch.float64)
-    train(whole, range(4), torch.optim.AdamW(whole.parameters(), lr=1e-2))
-    for (name, weight), expected in zip(model.named_parameters(), whole.parameters()):
-        same(full(weight), expected, f"resumed, {name}", 1e-8)  # Adam divides by the size of gradients
+    for name, optimizer_of in OPTIMIZERS.items():
+        model = distributed(folder / name / "sharded", fsdp_size=2, tp_size=2)
+        load_optimizer_distributed(model, optimizer := optimizer_of(model), str(folder / name / "optimizer"))
+        train(model, (2, 3), optimizer, rank // 2, 2)
+        whole = AutoModelForCausalLM.from_pretrained(folder / "fla", dtype=torch.float64)
+        train(whole, range(4), optimizer_of(whole))
+        for (name, weight), expected in zip(model.named_parameters(), whole.parameters()):
+            same(full(weight), expected, f"resumed, {name}", 1e-8)  # Adam divides by the size of gradients
 
     # two groups share the rows, two ranks of each group share their tokens, and all four the weights
     whole = LANGUAGE_MODELS["fla"]

@@ -22,7 +22,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, DataCollatorForLanguageModeling, Trainer
 
 import retnet_hf
-from retnet_hf import RetNetForCausalLM, RetNetState
+from retnet_hf import MuonAdamW, RetNetForCausalLM, RetNetState
+
+
+MATRICES = ("v", "o", "up", "down")
 
 
 class Cycles(Dataset):
@@ -54,16 +57,20 @@ def fresh_model(**overrides) -> RetNetForCausalLM:
     return RetNetForCausalLM(small_config(**overrides))
 
 
-def trainer(folder, model=None, data=None, callbacks=(), collator=collate, held_out=None, **arguments) -> Trainer:
+def trainer(
+    folder, model=None, data=None, callbacks=(), collator=collate, held_out=None, muon=False, **arguments
+) -> Trainer:
+    model = fresh_model() if model is None else model
     defaults = {"per_device_train_batch_size": 8, "learning_rate": 1e-2, "max_steps": 20, "logging_steps": 1, "seed": 1}
     defaults |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
     return Trainer(
-        model=fresh_model() if model is None else model,
+        model=model,
         args=transformers.TrainingArguments(output_dir=str(folder), **(defaults | arguments)),
         train_dataset=Cycles() if data is None else data,
         eval_dataset=Cycles(texts=12, uneven=True) if held_out is None else held_out,
         data_collator=collator,
         callbacks=list(callbacks),
+        optimizer_cls_and_kwargs=(MuonAdamW, {"model": model, "lr": 1e-2}) if muon else None,
     )
 
 
@@ -88,6 +95,7 @@ def test_trainer_learns_and_resumes(tmp_path, options):
     """Interrupted at step 10 and resumed from its folder, the run ends at the same weights, bit for bit."""
     options, half = options | {"hidden_dropout": 0.1}, options is ANOTHER_DIALECT
     saving = {"save_strategy": "steps", "save_steps": 10, "bf16": half, "data": Cycles(uneven=half)}
+    saving["muon"] = options.get("retention_form") != "parallel"
     whole = trainer(tmp_path / "whole", fresh_model(**options), **saving)
     whole.train()
     assert len(losses(whole)) == 20
@@ -105,6 +113,31 @@ def test_trainer_learns_and_resumes(tmp_path, options):
     for model in (second.model, loaded):
         for (name, mine), theirs in zip(model.named_parameters(), whole.model.parameters()):
             assert mine.equal(theirs), name
+
+
+def test_muon_updates_values_outputs_and_feed_forward_networks_and_adamw_the_rest(monkeypatch):
+    """As torch's own optimizers do, with the sizes of AdamW's updates, and weight decay for matrices."""
+    ids, model = random_ids(2, 21), fresh_model()
+    twin, optimizer = copy.deepcopy(model), MuonAdamW(model, lr=1e-2)
+    ours = {name for name, each in twin.named_parameters() if name.endswith(tuple(f"{end}_proj.weight" for end in MATRICES))}
+    groups = [[], [], []]
+    for name, parameter in twin.named_parameters():
+        groups[0 if name in ours else 1 + (parameter.ndim < 2)].append(parameter)
+    muon = torch.optim.Muon(groups[0], 1e-2, momentum=0.9, ns_steps=3, adjust_lr_fn="match_rms_adamw")
+    others = [{"params": groups[1], "weight_decay": 0.1}, {"params": groups[2], "weight_decay": 0.0}]
+    optimizers = muon, torch.optim.AdamW(others, 1e-2, (0.9, 0.95), fused=True)
+    for _ in range(3):
+        loss = optimizer.step(lambda: [loss := model(ids, labels=ids).loss, loss.backward()][0])
+        twin(ids, labels=ids).loss.backward()
+        [each.step() for each in optimizers]
+        [each.zero_grad() for each in (optimizer, *optimizers)]
+    assert loss < 4.2
+    small_models.same_tensors(dict(model.named_parameters()), dict(twin.named_parameters()))
+    with pytest.raises(ValueError, match="matrices must be endings of names of linear layers that are trained, got"):
+        MuonAdamW(model, matrices=("query",))
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ImportError, match="MuonAdamW needs PyTorch 2.9, and this is"):
+        MuonAdamW(model)
 
 
 class Colours(Dataset):
@@ -133,13 +166,13 @@ def image_trainer(folder, model, several: bool = False, **options) -> Trainer:
 
 @pytest.mark.parametrize("family", VISION_FAMILIES.values(), ids=VISION_FAMILIES)
 def test_trainer_learns_images(family, tmp_path):
-    whole = image_trainer(tmp_path / "whole", family.fresh())
+    whole = image_trainer(tmp_path / "whole", family.fresh(), muon=True)
     assert len(losses(whole)) == 20
     assert sum(losses(whole)[-3:]) / 3 < 0.8 * losses(whole)[0]
     assert whole.evaluate()["eval_accuracy"] > 0.5
     assert whole.predict(Colours(20, seed=5)).predictions.shape == (20, 5)
 
-    saving = {"save_strategy": "steps", "save_steps": 10}
+    saving = {"save_strategy": "steps", "save_steps": 10, "muon": True}
     first = image_trainer(tmp_path / "two", family.fresh(), callbacks=[StopAtTen()], **saving)
     assert first.state.global_step == 10
     (tmp_path / "two").rename(tmp_path / "resumed")

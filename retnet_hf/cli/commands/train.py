@@ -54,7 +54,11 @@ def train(
     lr: Annotated[
         float | None, training_option(min=0.0, help="Highest learning rate.", show_default="1e-3; 1e-4 with --from")
     ] = None,
-    weight_decay: Annotated[float, training_option(min=0.0, help="Weight decay of AdamW.")] = 0.1,
+    optimizer: Annotated[
+        Literal["muon", "adamw"] | None,
+        training_option(help="Muon is for values, outputs, feed-forward.", show_default="muon; adamw with --from"),
+    ] = None,
+    weight_decay: Annotated[float, training_option(min=0.0, help="Weight decay.")] = 0.1,
     form: Annotated[Literal["auto", "parallel", "chunkwise"], training_option(help="Form of retention.")] = "auto",
     eval_every: options.EvalEvery = None,
 ) -> None:
@@ -88,18 +92,23 @@ def train(
     console = Console(highlight=False, quiet=not ranks.FIRST)
     ranks.share_of(batch_size)
     with loading(console, threads):
+        import torch
+
         from retnet_hf.conversion.checkpoint import read_json
 
         from ..text.corpus import CHAT_TEMPLATE, read_documents, text_files
         from ..training.run import Course, Recipe, prepare
 
     ranks.join()
+    if not (has_muon := hasattr(torch.optim, "Muon")) and optimizer == "muon":
+        raise InputError(f"--optimizer muon needs PyTorch 2.9 or later, and this is {torch.__version__}")
+    optimizer = optimizer or ("muon" if base is None and has_muon else "adamw")
     fields = None if config is None else read_json(config, "must hold a JSON object with fields of RetNetConfig")
     if fields is not None and fields.get("model_type", "retnet") != "retnet":
         raise InputError(f'{config} describes a model of type "{fields["model_type"]}", not "retnet"')
     lr = lr if lr is not None else 1e-3 if base is None else 1e-4
     preset = preset or ("tiny" if config is None and base is None else None)
-    recipe = options.chosen(Recipe, context, base=base, preset=preset, config=fields, lr=lr)
+    recipe = options.chosen(Recipe, context, base=base, preset=preset, config=fields, lr=lr, optimizer=optimizer)
     with console.status("reading the text, preparing tokenizer and model"):
         documents = read_documents(texts, field, split, subset, folder.own)
         run = prepare(texts, documents, folder, recipe, options.chosen(Course, context))

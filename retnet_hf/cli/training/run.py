@@ -37,6 +37,7 @@ from retnet_hf.hub.cards import model_card
 from retnet_hf.linearization.measures import perplexity
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
+from retnet_hf.training.muon import MuonAdamW
 
 from .. import ranks
 from ..errors import SAVED, InputError, Interrupted
@@ -81,7 +82,7 @@ class Start:
         if not self.record:
             return
         for name, now in asdict(self.recipe).items():
-            before = self.record["recipe"].get(name)
+            before = ({"optimizer": "adamw"} | self.record["recipe"]).get(name)  # of runs of earlier versions, too
             if before != now:
                 option = {"source": "SOURCE", "base": "--from"}.get(name, "--" + name.replace("_", "-"))
                 began = f"without {option}" if before is None else f"with {option} {before}"
@@ -351,6 +352,7 @@ class Recipe:
     block_size: int = 256
     batch_size: int = 8
     lr: float = 1e-3
+    optimizer: str = "adamw"
     weight_decay: float = 0.1
     form: str = "auto"
     seed: int = 0
@@ -440,7 +442,10 @@ class TextRun(TrainingRun):
         return self.prompt, "".join(written)
 
     def trainer(self, **kwargs: Any) -> Trainer:
-        collator = functools.partial(collate, form=self.recipe.form)
+        recipe, collator = self.recipe, functools.partial(collate, form=self.recipe.form)
+        if recipe.optimizer == "muon":
+            options = {"model": self.model, "lr": recipe.lr, "weight_decay": recipe.weight_decay}
+            kwargs["optimizer_cls_and_kwargs"] = MuonAdamW, options
         return Trainer(args=self.arguments(), data_collator=collator, processing_class=self.tokenizer, **kwargs)
 
     def finish(self, trainer: Trainer) -> None:
@@ -453,7 +458,7 @@ class TextRun(TrainingRun):
             "tokens": self.tokens,
             "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} × {recipe.block_size} tokens",
             "perplexity on the held-out text": f"**{after:.2f}** per token ({before:.2f} before training)",
-            "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
+            "learning rate": f"{recipe.lr:g}, {recipe.optimizer}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
         }
         curve, name = "loss_curve.png", self.folder.output.name
         training = f"\n## Training\n\nTrained with `retnet-hf {self.folder.command}`.\n\n![loss]({curve})\n"
