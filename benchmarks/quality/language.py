@@ -75,8 +75,8 @@ class SecondsCell(Cell):
     noise: ClassVar[float] = 0.0
     reference: dict[str, Any] = field(default_factory=dict)  # options of the RetNet
     setting: str = "laptop"
-    rounds: int = 9
-    steps: int = 12  # of a round
+    rounds: int = 7
+    steps: int = 8  # of a round
 
     def measure(self) -> dict[str, Any]:
         setting = SETTINGS[self.setting]

@@ -114,28 +114,19 @@ def compile(
 ) -> Model:
     """Returns a fast copy of a model for decoding on a CPU. The model itself is not changed.
 
-    The copy has the model's class and shares its parameters under the same names, so that `generate`, pipelines, states,
-    `state_dict` and `save_pretrained` work as usual, and a saved folder is the same. It computes the same values up to
-    rounding.
+    The copy has the model's class and shares its parameters under the same names, so that `generate`, pipelines, states and
+    `save_pretrained` work as usual. It computes the same values up to rounding.
 
-    With programs, each decode step of a layer of retention is a program. So are the matrix products of the head, of layers
-    of softmax attention (with or without a window), and of layers with experts or learned angles. A program is compiled
-    once, in ten to thirty seconds, and stored in a file, which later calls load. Equal layers share one program. Programs
-    read the weights of the model. Weights in float32 and half precision are multiplied by the fastest kernel in a trial,
-    weights of torchao (`Int8WeightOnlyConfig`, and `IntxWeightOnlyConfig` with `torch.int4` in groups) by integer kernels,
-    for which 4-bit weights are packed into new memory. Linear layers that are adapted, hooked or quantised in another way,
-    and layers that contain them, have no program. Programs of products serve one sequence. Programs of steps serve the
-    numbers of sequences in `batch_sizes`.
+    A program is a decode step of a layer of retention, or the product of one token with the weight of the head, of softmax
+    attention, or of a layer with experts or learned angles. It is compiled once, in ten to thirty seconds, and stored in a
+    file. Equal layers share it. It multiplies weights by the kernel that is fastest in a trial, and weights of torchao
+    (`Int8WeightOnlyConfig`, `IntxWeightOnlyConfig` with `torch.int4` in groups) as integers. A warning counts the linear
+    layers that have no program, and says why. Without programs, no compiler is needed: products of one token use a faster
+    kernel of PyTorch, if there is one.
 
-    Without programs, no compiler is needed. Products of one token use a faster kernel of PyTorch, if there is one: for
-    weights in half precision, where a trial finds it faster, and for weights of torchao.
-
-    With autocast, hooks, training mode, recorded gradients or `torch.export`, the layers compute as in the model. Since the
-    parameters are shared, training or moving the copy trains or moves the model. `original` returns a plain model.
-
-    If weights are replaced or moved, their layers compute as in the model, with one warning: call `compile` again. If values
-    change in place, programs read the new values, unless the weights are quantised. Constants such as the eps of a norm are
-    part of a program.
+    With autocast, hooks, training mode, recorded gradients or `torch.export`, or with weights that were replaced or moved
+    since, the layers compute as in the model. If values change in place, programs read the new values, unless they are
+    quantised. Since parameters are shared, training the copy trains the model. `original` returns a plain model.
 
     Args:
         model: a causal RetNet, usually a `RetNetForCausalLM` or `RetNetModel`, on a CPU in float32 or half precision.
@@ -143,11 +134,9 @@ def compile(
             folder that other users may write to is refused.
         programs: whether to compile programs.
         measure: has no effect. It was an option of fused projections, which earlier versions had.
-        batch_sizes: numbers of sequences for which decode steps of layers of retention are compiled, one program for each.
-            For other numbers, layers compute as in the model.
-        prompts: whether to compile programs for calls with two or more tokens per sequence in layers of retention. Two
-            programs serve all equal layers, any length and any number of sequences. They take about fifteen more seconds to
-            compile. Quantised layers have none. Tested with torch 2.13 and 2.15.
+        batch_sizes: numbers of sequences for which decode steps are compiled. Programs of products serve one sequence.
+        prompts: whether to compile two programs for calls with two or more tokens per sequence in layers of retention, in
+            about fifteen more seconds. Quantised layers have none. Tested with torch 2.13 and 2.15.
 
     Raises:
         ValueError: for an unsupported model, batch_sizes that are empty or contain a number below 1, `prompts` without

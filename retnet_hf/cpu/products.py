@@ -7,17 +7,14 @@ of the weight; and products with packed integers for weights quantised by torcha
 token. The fastest kernel depends on the machine. Bytes read per second, for layers of the 1.3B model:
 
     weights                     two cores with AMX (Intel)    one core with AVX-512 (AMD)
-    float32, `linear`                                         15 GB/s, and 9 with 512 inputs
-    float32, sums                                             19 to 21 GB/s
-    bfloat16, `linear`          20 to 22 GB/s                 10 GB/s
-    bfloat16, `mv`              24 to 28 GB/s                 5 GB/s
+    float32, `linear` and sums                                15 GB/s (9 with 512 inputs) and 19 to 21 GB/s
+    bfloat16, `linear`, `mv`    20 to 22, 24 to 28 GB/s       10 GB/s, 5 GB/s
     bfloat16, sums              half of `mv`                  19 to 20 GB/s
     int8                        14 to 20 GB/s                 8 to 11 GB/s
     int4, groups of 32          12 to 15 GB/s                 9 GB/s
     the memory itself           35 GB/s                       25 GB/s
 
-Integer kernels are limited by arithmetic. With int8, torchao 0.18 itself takes twice the time of the bfloat16 layer on a
-CPU. Its weights are recognised by their class name, so that torchao is not imported.
+Integer kernels are limited by arithmetic. Weights of torchao are recognised by their class name, so that it is not imported.
 """
 
 import functools

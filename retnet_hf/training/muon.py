@@ -11,21 +11,19 @@ from torch import nn
 class MuonAdamW(torch.optim.Optimizer):
     """`torch.optim.Muon` for values, outputs and feed-forward networks, and `torch.optim.AdamW` for all other parameters.
 
-    Muon (https://kellerjordan.github.io/posts/muon) orthogonalises the update of a matrix. The update has the size
-    of AdamW's (arXiv 2502.16982), so that one learning rate and one weight decay serve both. Queries, keys and gates learn
-    better with AdamW (docs/results.md). With Trainer:
+    Muon (https://kellerjordan.github.io/posts/muon) orthogonalises the update of a matrix. Its updates have the size of
+    AdamW's (arXiv 2502.16982), so that both share a learning rate. Queries, keys and gates learn better with AdamW. Usage:
 
         Trainer(model, ..., optimizer_cls_and_kwargs=(MuonAdamW, {"model": model, "lr": 6e-3}))
 
     Args:
-        model: any model. Parameters without gradients are left out.
-        lr, weight_decay: of both. Vectors, such as norms and biases, have no weight decay.
+        lr, weight_decay: of all parameters, but vectors, such as norms and biases, have no weight decay.
         betas: of AdamW. The first is also Muon's momentum.
-        matrices: endings of the names of the linear layers whose weights Muon updates.
+        matrices: ends of the names of the linear layers whose weights Muon updates.
 
     Raises:
         ImportError: if PyTorch is older than 2.9 and has no Muon.
-        ValueError: if no linear layer that is trained has such a name, as with LoRA.
+        ValueError: if no linear layer with such a name is trained, as with LoRA.
     """
 
     def __init__(
@@ -38,18 +36,14 @@ class MuonAdamW(torch.optim.Optimizer):
     ) -> None:
         if not hasattr(torch.optim, "Muon"):
             raise ImportError(f"MuonAdamW needs PyTorch 2.9, and this is {torch.__version__}: use torch.optim.AdamW.")
-        linear = (
-            module.weight
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) and name.endswith(matrices)
-        )
-        chosen = {weight for weight in linear if weight.requires_grad}
-        if not chosen:
-            raise ValueError(f"matrices must be endings of names of linear layers that are trained, got {matrices}.")
         groups: list[dict[str, Any]] = [{"params": []}, {"params": []}, {"params": [], "weight_decay": 0.0}]
-        for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
-            is_vector = sum(size > 1 for size in parameter.shape) < 2
-            groups[0 if parameter in chosen else 1 + is_vector]["params"].append(parameter)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                is_chosen = parameter.ndim == 2 and name.endswith(tuple(f"{end}.weight" for end in matrices))
+                is_vector = sum(size > 1 for size in parameter.shape) < 2
+                groups[0 if is_chosen else 1 + is_vector]["params"].append(parameter)
+        if not groups[0]["params"]:
+            raise ValueError(f"matrices must be ends of names of linear layers that are trained, got {matrices}.")
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "momentum": betas[0]})
 
     @torch.no_grad()
@@ -57,11 +51,8 @@ class MuonAdamW(torch.optim.Optimizer):
         """Updates all parameters, and returns the result of the closure."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         matrices, *others = self.param_groups
-        # Made anew, since loading a checkpoint and FSDP replace groups and state.
-        for part in (
-            torch.optim.Muon([matrices], ns_steps=3, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, fused=True),
-        ):
+        muon = torch.optim.Muon([matrices], ns_steps=3, adjust_lr_fn="match_rms_adamw")
+        for part in (muon, torch.optim.AdamW(others, fused=True)):  # made anew, since loading replaces groups and state
             part.state = self.state
             part.step()
         return loss

@@ -133,7 +133,7 @@ def test_muon_updates_values_outputs_and_feed_forward_networks_and_adamw_the_res
         [each.zero_grad() for each in (optimizer, *optimizers)]
     assert loss < 4.2
     small_models.same_tensors(dict(model.named_parameters()), dict(twin.named_parameters()))
-    with pytest.raises(ValueError, match="matrices must be endings of names of linear layers that are trained, got"):
+    with pytest.raises(ValueError, match="matrices must be ends of names of linear layers that are trained, got"):
         MuonAdamW(model, matrices=("query",))
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(ImportError, match="MuonAdamW needs PyTorch 2.9, and this is"):
