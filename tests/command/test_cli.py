@@ -228,11 +228,22 @@ def test_evaluate_compares_models_on_a_text(retnet_hf, workplace, trained):
 
 RECORD = "training_run.json"
 NO_RECORD = '{"command": "train", "steps": 1, "recipe": 5}'
+
+
+def forget_the_optimizer() -> None:
+    """As earlier versions did, whose only optimizer was AdamW."""
+    record = json.loads((path := Path("model.partial", RECORD)).read_text())
+    assert record["recipe"].pop("optimizer") == "muon"
+    path.write_text(json.dumps(record))
+
+
 NOT_RESUMED = {  # what there is, more options, and what is said
     "lr": (None, ["--lr", 0.5], ["--lr", ", not 0.5;"]),
     "seed": (None, ["--seed", 1], ["--seed", ", not 1;"]),
     "size": (None, ["--block-size", 32], ["--block-size", ", not 32;"]),
     "form": (None, ["--form", "chunkwise"], ["--form", ", not chunkwise;"]),
+    "optimizer": (None, ["--optimizer", "adamw"], ["--optimizer muon, not adamw;"]),
+    "earlier version": (forget_the_optimizer, [], ["--optimizer adamw, not muon;"]),
     "text": (lambda: Path("book.txt").write_text(TEXT + "And more.", encoding="utf-8"), [], ["the text"]),
     "nothing": (lambda: shutil.rmtree("model.partial"), [], ["nothing to resume"]),
     "record": (lambda: Path("model.partial", RECORD).write_text(NO_RECORD), [], [RECORD, "cannot be read"]),
@@ -357,6 +368,7 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["train", "table.csv"], ["table.csv", '"text"', "title", "--field"]),
         (["train", "numbers.csv", "--field", "n"], ["numbers.csv", "int", "not text"]),
         (["train", "book.txt", "--batch-size", "many"], ["--batch-size", "integer"]),
+        (["train", "book.txt", "--optimizer", "muon"], ["--optimizer", "PyTorch 2.9"]),
         (["train", "book.txt", "--form", "round"], ["--form", "'round' is not one of 'auto', 'parallel', 'chunkwise'"]),
         (["generate", "hollow", os.fsdecode(b"caf\xe9")], ["the prompt is not UTF-8", "0xe9"]),
         (["generate", "missing", "And"], ["no such folder", "missing"]),
@@ -369,6 +381,7 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
     ids=lambda value: " ".join(value),
 )
 def test_bad_input_gets_one_line(retnet_hf, workplace, arguments, words, monkeypatch):
+    monkeypatch.setattr("retnet_hf.cli.training.run.OF_NEW_MODELS", "adamw")  # before PyTorch 2.9
     if "no_such_data" in arguments:
         unreachable = ConnectionError("Couldn't reach 'no_such_data' on the Hub\nand much more")
         monkeypatch.setattr(datasets, "load_dataset", mock.Mock(side_effect=unreachable))

@@ -92,17 +92,15 @@ def train(
     console = Console(highlight=False, quiet=not ranks.FIRST)
     ranks.share_of(batch_size)
     with loading(console, threads):
-        import torch
-
         from retnet_hf.conversion.checkpoint import read_json
 
         from ..text.corpus import CHAT_TEMPLATE, read_documents, text_files
-        from ..training.run import Course, Recipe, prepare
+        from ..training.run import OF_NEW_MODELS, Course, Recipe, prepare
 
     ranks.join()
-    if not (has_muon := hasattr(torch.optim, "Muon")) and optimizer == "muon":
-        raise InputError(f"--optimizer muon needs PyTorch 2.9 or later, and this is {torch.__version__}")
-    optimizer = optimizer or ("muon" if base is None and has_muon else "adamw")
+    if optimizer == "muon" and OF_NEW_MODELS != "muon":
+        raise InputError("--optimizer muon needs PyTorch 2.9 or later")
+    optimizer = optimizer or (OF_NEW_MODELS if base is None else "adamw")
     fields = None if config is None else read_json(config, "must hold a JSON object with fields of RetNetConfig")
     if fields is not None and fields.get("model_type", "retnet") != "retnet":
         raise InputError(f'{config} describes a model of type "{fields["model_type"]}", not "retnet"')

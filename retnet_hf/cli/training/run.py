@@ -339,6 +339,9 @@ def draw_loss_curve(log: list[dict[str, float]], file: Path, title: str, unit: s
     figure.savefig(file, dpi=120)
 
 
+OF_NEW_MODELS = "muon" if hasattr(torch.optim, "Muon") else "adamw"  # PyTorch has Muon from version 2.9 on
+
+
 @dataclass(frozen=True)
 class Recipe:
     """All options that affect the trained weights, except text and course. A run is resumed only with the same recipe."""
@@ -352,7 +355,7 @@ class Recipe:
     block_size: int = 256
     batch_size: int = 8
     lr: float = 1e-3
-    optimizer: str = "adamw"
+    optimizer: str = OF_NEW_MODELS
     weight_decay: float = 0.1
     form: str = "auto"
     seed: int = 0
