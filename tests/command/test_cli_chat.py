@@ -156,8 +156,7 @@ def test_a_model_without_a_template_continues():
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(in_an_empty_folder):
     writer().save_pretrained("model")
     tokenizer().save_pretrained("model")
     return Path("model")

@@ -47,9 +47,8 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch) -> Path:
+def workplace(tmp_path, in_an_empty_folder) -> Path:
     """A working directory with a text, a model whose tokenizer has no eos token, and a foreign checkpoint."""
-    monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text("w5 w6 w7 w8 " * 500, encoding="utf-8")
     Path("small.json").write_text(json.dumps(SIZES), encoding="utf-8")
     small_model("fla", num_hidden_layers=1).save_pretrained("model")
@@ -313,10 +312,9 @@ def templates(tmp_path_factory) -> Path:
 
 
 def test_no_damaged_or_hostile_folder_leads_to_a_traceback_or_runs_code_or_writes_elsewhere(
-    retnet_hf, templates, tmp_path, monkeypatch
+    retnet_hf, templates, tmp_path, in_an_empty_folder
 ):
     """What is done by this process is watched: commands, and files that are written outside of a folder."""
-    monkeypatch.chdir(tmp_path)
     watched = {"in": None, "done": []}
 
     def hook(event: str, arguments: tuple) -> None:

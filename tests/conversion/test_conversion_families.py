@@ -210,8 +210,7 @@ def test_each_family_is_told_from_its_relatives():
 
 @pytest.mark.usefixtures("heard_again", "interruptible")
 @pytest.mark.parametrize("family", ["hypenet", "transnormer", "minimax", "ring"])
-def test_a_folder_of_each_family_is_converted_to_one_of_ours(family, retnet_hf, tmp_path, monkeypatch, theirs):
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_of_each_family_is_converted_to_one_of_ours(family, retnet_hf, tmp_path, in_an_empty_folder, theirs):
     state_dict, config = folder_of(family, tmp_path / "source", theirs)
     answer = retnet_hf("convert", "source", "made", "--license", "mit")
     assert answer.code == 0, answer.err

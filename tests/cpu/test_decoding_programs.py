@@ -95,7 +95,8 @@ def test_every_kind_of_layer(made, tmp_path, kind, dtype):
     dialect, options = KINDS[kind]
     model = small_model(dialect, **options).to(dtype)
     expected, fast = decoded(model), compiled(model, tmp_path)
-    assert (number_of_programs(fast), len(list(tmp_path.iterdir()))) == (2, {"grouped": 3, "hybrid": 7}.get(kind, 2))
+    files = {"grouped": 3, "hybrid": 7, "minimax": 6}
+    assert (number_of_programs(fast), len(list(tmp_path.iterdir()))) == (2, files.get(kind, 2))
     same(decoded(fast), expected, 1e-4 if dtype == torch.float32 else 0.05)
     assert len(made) == 5 * 2
     assert len(made.of_products) >= 5  # of the head, at least
@@ -355,14 +356,6 @@ def test_a_fast_copy_says_which_layers_have_no_program(family, programs, made, t
     said = f"compiles only the products of {2 - programs} of 2 layers of retention, since they have"
     assert (said in caplog.text) == (programs < 2)
     same(decoded(fast), decoded(model))
-
-
-def test_a_program_scales_queries_that_it_does_not_rotate(made, tmp_path):
-    for fields in (FAMILIES["transnormer"] | {"learned_rotary_layers": None}, FAMILIES["minimax"] | {"num_experts": None}):
-        model = small_model(**fields)
-        fast = retnet_hf.cpu.compile(model, folder=tmp_path)
-        assert retnet_hf.cpu.number_of_programs(fast) == 2
-        same(decoded(fast), decoded(model))
 
 
 @pytest.mark.parametrize("bias", [False, True])

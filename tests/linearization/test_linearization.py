@@ -182,8 +182,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
-def test_what_cannot_be_linearized_is_refused_in_a_sentence(sentence, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_be_linearized_is_refused_in_a_sentence(sentence, in_an_empty_folder):
     with pytest.raises(ValueError, match=sentence) as error:
         REFUSED[sentence]()
     assert isinstance(error.value, linearization.SourceError) or "block" in sentence or "store_teacher" in sentence

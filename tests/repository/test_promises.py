@@ -22,8 +22,7 @@ def test_every_promise_has_a_test():
         assert test in tests[file], promise
 
 
-def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
+def test_the_python_of_the_readme_runs(tmp_path, in_an_empty_folder, capfd):
     session(ROOT / "README.md").run()
     assert (tmp_path / "my-retnet" / "model.safetensors").is_file()
     assert "\nIn the beginning God created the heaven and the earth.\n" in capfd.readouterr().out

@@ -64,14 +64,6 @@ def test_aliases_read_and_write_the_field(field, value):
     assert getattr(config, RetNetConfig.attribute_map[field]) == getattr(config, field) == value
 
 
-@pytest.mark.parametrize("name", RetNetConfig.presets())
-def test_every_preset_builds(name):
-    config = RetNetConfig.from_preset(name, vocab_size=100)
-    assert config.vocab_size == 100
-    with torch.device("meta"):
-        RetNetModel(config)
-
-
 @pytest.mark.parametrize(("name", "billions"), [("1.3B", 1.3), ("2.7B", 2.7), ("6.7B", 6.7)])
 def test_paper_sizes_have_the_paper_s_number_of_parameters(name, billions):
     assert parameters(RetNetConfig.from_preset(name, vocab_size=32000)) / 1e9 == pytest.approx(billions, rel=0.06)

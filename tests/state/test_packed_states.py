@@ -76,13 +76,6 @@ def test_a_step_changes_rows_as_packed_retention_and_no_other(rows, heads, group
     torch.testing.assert_close(states, kept.index_copy(0, own, after), rtol=1e-5, atol=1e-5)
 
 
-def test_a_layout_serves_all_layers():
-    operands, log_decay = [torch.randn(1, 2, 9, 4)] * 3, torch.tensor([-0.1, -0.5])
-    once = packed_retention(*operands, log_decay, packed_documents([0, 4, 9], 4))
-    anew = packed_retention(*operands, log_decay, torch.tensor([0, 4, 9]), chunk_size=4)
-    assert all(one.equal(other) for one, other in zip(once, anew))
-
-
 def test_the_layout_of_a_step_serves_calls_with_and_without_gradients():
     with torch.inference_mode():
         first = packed_documents(range(8), 4, "cpu")

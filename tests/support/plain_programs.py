@@ -81,6 +81,7 @@ KINDS = {  # dialects and options
     "grouped": ("grouped", {}),
     "torchscale": ("torchscale", {}),
     "hybrid": ("hybrid", {}),
+    "minimax": ("minimax", {"num_experts": None}),
     "scaled": ("fla", {"value_act": "silu", "use_rotary": False, "residual_multiplier": 0.7}),
     "post": ("fla", {"feature_map": "relu", "use_head_norm": False, "norm_position": "post"}),
 }

@@ -1,5 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Small models of transformers that a hybrid computes, or that are linearized."""
+"""Small models of transformers that are linearized."""
 
 import transformers
 from small_models import LLAMA3, shake
@@ -10,14 +10,8 @@ from torch.nn import functional as F
 SIZES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 512}
 
-# fields of transformers' configuration, and of ours
-FIELDS = {"Llama 3": ({"rope_parameters": LLAMA3}, {}), "Qwen2": ({}, {"qkv_bias": True})}
-FIELDS |= {"Qwen3": ({"head_dim": 16}, {"use_qk_norm": True, "key_expansion": 2.0, "value_expansion": 2.0})}
-FIELDS |= {"Mistral": ({"sliding_window": 7}, {"layer_types": ["sliding_attention"] * 2, "sliding_window": 7})}
-SOURCES = {
-    name: (*(getattr(transformers, name.split()[0] + kind) for kind in ("Config", "ForCausalLM")), *fields)
-    for name, fields in FIELDS.items()
-}
+# families, and fields of their configurations
+SOURCES = {"Llama 3": {"rope_parameters": LLAMA3}, "Qwen2": {}, "Qwen3": {"head_dim": 16}, "Mistral": {"sliding_window": 7}}
 
 
 def divergence(logits: Tensor, teacher_logits: Tensor) -> Tensor:
@@ -32,5 +26,5 @@ def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def source_of(name: str, **fields):
-    config_class, model_class, theirs, _ = SOURCES[name]
-    return shake(model_class(config_class(**(SIZES | theirs | {"eos_token_id": None} | fields)))).eval()
+    config_class, model_class = (getattr(transformers, name.split()[0] + kind) for kind in ("Config", "ForCausalLM"))
+    return shake(model_class(config_class(**(SIZES | SOURCES[name] | {"eos_token_id": None} | fields)))).eval()

@@ -10,7 +10,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from small_vision_models import small_metaformer, small_metaformer_config, small_rmt, small_rmt_config, small_vir_config
 from torch.utils._pytree import tree_map_only
-from transformers import AutoConfig, AutoModelForImageClassification, PoolFormerConfig, PoolFormerForImageClassification
+from transformers import AutoConfig, AutoModelForImageClassification
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retnet_hf import MetaFormerBackbone, MetaFormerConfig, RMTBackbone, RMTConfig, ViRConfig
@@ -29,24 +29,11 @@ NAMES_OF_PAPERS = {
 }
 
 
-def parameters(config_class: type, preset: str, **overrides) -> int:
-    config = config_class.from_preset(preset, **({"num_labels": 1000} | overrides))
-    with torch.device("meta"):
-        return AutoModelForImageClassification.from_config(config).num_parameters()
-
-
 @pytest.mark.parametrize(("config_class", "preset", "number"), SIZES)
 def test_presets_have_the_published_sizes(config_class, preset, number):
-    assert parameters(config_class, preset) == number
-
-
-@pytest.mark.parametrize(("name", "millions"), [("s12", 12), ("s24", 21), ("s36", 31), ("m36", 56), ("m48", 73)])
-def test_presets_of_metaformer_are_those_of_poolformer(name, millions):
-    config, number = MetaFormerConfig.from_preset(name), parameters(MetaFormerConfig, name)
-    theirs = PoolFormerConfig(hidden_sizes=config.hidden_sizes, depths=config.depths, num_labels=1000)
     with torch.device("meta"):
-        assert number == PoolFormerForImageClassification(theirs).num_parameters()
-    assert round(number / 1e6) == millions
+        model = AutoModelForImageClassification.from_config(config_class.from_preset(preset, num_labels=1000))
+    assert model.num_parameters() == number
 
 
 def test_presets_by_the_names_of_the_papers_and_with_overrides():
@@ -55,8 +42,6 @@ def test_presets_by_the_names_of_the_papers_and_with_overrides():
             assert config_class.from_preset(paper_name).to_dict() == config_class.from_preset(name).to_dict()
             assert {paper_name, name} <= set(config_class.presets())
     assert RMTConfig().to_dict() == RMTConfig.from_preset("T").to_dict()
-    # the training log of S*, whose token classifier reads what the projection puts out
-    assert parameters(RMTConfig, "S*", token_classifier_input="projection") == 27_992_240
     assert MetaFormerConfig.from_preset("s12", drop_path_rate=0.0).to_dict() == MetaFormerConfig().to_dict()
     assert MetaFormerConfig.from_preset("mini").num_attention_heads == [1, 2, 5, 8]
     for config_class, first in ((ViRConfig, "tiny-16, small-16"), (RMTConfig, "tiny"), (MetaFormerConfig, "tiny, mini")):

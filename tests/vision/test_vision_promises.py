@@ -450,8 +450,7 @@ def example():
 
 
 @pytest.fixture
-def pictures(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def pictures(tmp_path, in_an_empty_folder) -> None:
     for split, count in (("train", 16), ("test", 4)):
         write_pictures(tmp_path / "pictures" / split, count)
 
@@ -494,8 +493,7 @@ def write_idx(file: Path, array: np.ndarray) -> None:
     file.write_bytes(gzip.compress(head + array.astype(np.uint8).tobytes()))
 
 
-def test_folders_idx_files_and_data_sets_are_read_with_a_fair_share_held_out(example, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_folders_idx_files_and_data_sets_are_read_with_a_fair_share_held_out(example, tmp_path, in_an_empty_folder):
     load, options = example["load"], example["Options"]
     write_pictures(tmp_path / "photos", 10)
     data = load(options(data="photos", held_out=0.2))

@@ -30,8 +30,7 @@ FOREVER = "--steps 100000 --eval-every 4"
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def workplace(tmp_path, in_an_empty_folder) -> Path:
     Path("book.txt").write_text(TEXT, encoding="utf-8")
     Path("text.json").write_text(json.dumps(SIZES))
     _, state_dict, config = foreign("fla")
@@ -213,11 +212,10 @@ def test_nothing_but_the_command_speaks_and_ctrl_c_after_its_last_word_is_no_tra
 
 
 @pytest.mark.parametrize("arguments", [["train", ""], ["generate", "", "w3"], ["inspect", ""]])
-def test_an_empty_name_is_not_the_current_folder(retnet_hf, arguments, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_empty_name_is_not_the_current_folder(retnet_hf, arguments, in_an_empty_folder):
     answer = retnet_hf(*arguments)
     assert (answer.code, answer.err) == (2, "retnet-hf: the name of a file or model is empty: is a variable not set?\n")
-    assert not list(tmp_path.iterdir())
+    assert not list(Path().iterdir())
 
 
 def test_a_run_that_was_started_to_ignore_ctrl_c_ignores_it():

@@ -36,9 +36,8 @@ def one_layer(seed: int = 0):
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch) -> Path:
+def workplace(tmp_path, in_an_empty_folder) -> Path:
     """A working directory with a model, and one without a tokenizer."""
-    monkeypatch.chdir(tmp_path)
     one_layer().save_pretrained("model")
     shutil.copytree("model", "bare")
     tokenizer = word_tokenizer()
@@ -167,19 +166,15 @@ CODE = "from pathlib import Path\nPath('executed').touch()\nclass Own:\n    pass
 
 
 @pytest.fixture
-def crowded_workplace(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+def crowded_workplace(workplace, monkeypatch) -> Path:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(workplace / "modules"))
     Path("book.txt").write_text("w5 w6 w7 w8 " * 500, encoding="utf-8")
     vision = VISION_FAMILIES["vir"]
     vision.model().save_pretrained("vir")
     vision.processor().save_pretrained("vir")
-    tokenizer = word_tokenizer()
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(2)
-    for name, model in (("model", small_model("fla", num_hidden_layers=1)), ("llama", small_llama())):
-        model.save_pretrained(name)
-        tokenizer.save_pretrained(name)
-    return tmp_path
+    shutil.copytree("model", "llama")
+    small_llama().save_pretrained("llama")
+    return workplace
 
 
 AUTO = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoModelForImageClassification", "AutoTokenizer")

@@ -34,8 +34,7 @@ LINEARIZE += " --top-logits 8"
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def workplace(tmp_path, in_an_empty_folder):
     make_source(tmp_path)
     Path("sizes.json").write_text(json.dumps(SIZES))
     return tmp_path
