@@ -328,10 +328,11 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         return Rotation(angles, scale, HALF_PRECISION)
 
 
+RetNetHybridPreTrainedModel.model_class = RetNetHybridModel  # of all heads below
+
+
 class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
     """A hybrid with a language modelling head."""
-
-    model_class = RetNetHybridModel
 
     def loss_and_logits(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor | None, Tensor | None]:
         scaling = self.config.logits_scaling
@@ -369,22 +370,14 @@ class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
 class RetNetHybridForMaskedLM(RetNetHybridPreTrainedModel, RetNetForMaskedLM):
     """A hybrid encoder with a head that fills in masked tokens."""
 
-    model_class = RetNetHybridModel
-
 
 class RetNetHybridForSequenceClassification(RetNetHybridPreTrainedModel, RetNetForSequenceClassification):
     """A hybrid with a classifier that reads the last token that is not padding."""
-
-    model_class = RetNetHybridModel
 
 
 class RetNetHybridForTokenClassification(RetNetHybridPreTrainedModel, RetNetForTokenClassification):
     """A hybrid with a classifier on every token."""
 
-    model_class = RetNetHybridModel
-
 
 class RetNetHybridForQuestionAnswering(RetNetHybridPreTrainedModel, RetNetForQuestionAnswering):
     """A hybrid that marks the span of an answer."""
-
-    model_class = RetNetHybridModel
