@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
-from transformers.integrations import use_experts_implementation
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.processing_utils import Unpack
@@ -193,11 +192,6 @@ class RetNetLatentAttention(nn.Module):
         return self.o_proj(output.transpose(1, 2).flatten(2)), weights
 
 
-@use_experts_implementation
-class RetNetExperts(Experts):
-    """Experts that transformers computes by the implementation in the configuration, by default grouped matrix products."""
-
-
 class RetNetHybridDecoderLayer(RetNetDecoderLayer):
     """A token mixer and a feed-forward network, of the types that the configuration has for this layer."""
 
@@ -219,7 +213,7 @@ class RetNetHybridDecoderLayer(RetNetDecoderLayer):
             self.mixer_name = "attention"
         if config.has_experts(layer_idx):
             shared = config.n_shared_experts * config.moe_intermediate_size
-            self.mlp = MixtureOfExperts(config, RetNetExperts(config), RetNetMLP(config, shared) if shared else None)
+            self.mlp = MixtureOfExperts(config, RetNetMLP(config, shared) if shared else None)
         else:
             self.mlp = RetNetMLP(config, config.intermediate_size)
 
@@ -316,9 +310,8 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         """Returns the rotation in layers of softmax attention, at the positions (B|1, T) given, or else at the plan's."""
         config, scale = self.config, 1.0
         if config.attention_log_base is not None:
-            grown = (
-                (plan.layout.call_position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
-            )
+            wide = torch.promote_types(dtype, torch.float32)
+            grown = (plan.layout.call_position + config.attention_log_base).to(wide).log()
             scale = grown[:, None, :, None] / math.log(config.attention_log_base)  # (B|1, 1, T, 1)
         angles = None
         if self.attention_rotary is self.rotary and position is None:
