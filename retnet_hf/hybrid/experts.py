@@ -50,7 +50,7 @@ class Router(nn.Module):
 
 @use_experts_implementation
 class Experts(nn.Module):
-    """Gated feed-forward networks with the weights of all experts in two tensors. The configuration chooses an implementation."""
+    """Gated feed-forward networks with all weights in two tensors, computed by the implementation in the configuration."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
