@@ -33,14 +33,13 @@ def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
     """Handles these signals with `handler` inside the block, except signals that the parent process ignores."""
-    before = {number: signal.getsignal(number) for number in numbers}
-    heard = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
-    for number in heard:
+    before = {number: old for number in numbers if (old := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
         signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, old in heard.items():
+        for number, old in before.items():
             signal.signal(number, old)
 
 

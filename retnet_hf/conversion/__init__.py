@@ -1,5 +1,2 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Conversion of checkpoints of other libraries and model families into models of retnet_hf, and back.
-
-Each format has one file, as CONTRIBUTING.md describes. Families of hybrids are tables, `FAMILY`.
-"""
+"""Conversion of checkpoints of other libraries and model families into models of retnet_hf, and back."""

@@ -5,7 +5,7 @@ import math
 from collections import Counter
 
 import torch
-from rich.table import Table
+from rich.table import Column, Table
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
@@ -35,9 +35,7 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     for tensor in tensors:
         types[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
     known = {OURS: "retnet_hf's own", None: "unknown"}
-    facts = Table(box=None, show_header=False)
-    facts.add_column(style="bold")
-    facts.add_column()
+    facts = Table(Column(style="bold"), Column(), box=None, show_header=False)
     facts.add_row("what", printable(checkpoint.path))
     facts.add_row("format", known.get(format_name) or f"{format_name}: {FORMATS[format_name].DESCRIPTION}")
     facts.add_row("size", f"{size:,} bytes in {files} file{'s' if files > 1 else ''}")
@@ -71,9 +69,8 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
             facts.add_row("attention", f"{others} layers, {config.cache_size_per_token:,} numbers per token that they see")
 
     each = config.has_decays_per_layer
-    decays = Table(*(["layer"] if each else []), "head", "decay γ", "half-life in tokens", "1 % left after")
-    for column in decays.columns:
-        column.justify = "right"
+    titles = [*(["layer"] if each else []), "head", "decay γ", "half-life in tokens", "1 % left after"]
+    decays = Table(*(Column(title, justify="right") for title in titles))
     for layer in retaining if each else retaining[:1]:
         for head, decay in enumerate(config.decays(layer)):
             spans = ["never"] * 2 if decay == 1 else [f"{math.log(left) / math.log(decay):,.1f}" for left in (0.5, 0.01)]

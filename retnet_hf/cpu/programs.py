@@ -469,10 +469,8 @@ def prompt_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: P
         hidden_states = torch.zeros(1, EXAMPLE, config.hidden_size, dtype=mixer.q_proj.weight.dtype)
         rotations = [torch.ones(1, EXAMPLE, 1, key_size // 2) for _ in range(4 if turns(config) else 0)]
         output = torch.zeros(1, EXAMPLE, heads, value_size)
-        for step, inputs in (
-            (BeforeOperator(twin), (hidden_states, rotations, operands)),
-            (AfterOperator(twin), (hidden_states, output, operands)),
-        ):
-            asked.append((step, lambda summed, step=step: step, inputs))
+        before, after = BeforeOperator(twin), AfterOperator(twin)
+        asked.append((before, lambda summed, step=before: step, (hidden_states, rotations, operands)))
+        asked.append((after, lambda summed, step=after: step, (hidden_states, output, operands)))
     runs = iter(programs_of(folder, config, asked))
     return {layer: PromptPrograms(next(runs), next(runs), layer) for layer in dense}

@@ -10,7 +10,6 @@ A row of the batch is one document without padding. The positions of its tokens 
 """
 
 import copy
-import sys
 from itertools import chain
 from types import SimpleNamespace
 from typing import NamedTuple, TypeVar
@@ -128,12 +127,6 @@ class CausalGraph(nn.Module):
     def empty_state(self, batch: int = 1) -> list[Tensor]:
         """Returns the state before the first token."""
         return [torch.zeros(batch, *(size or 0 for size in tensor.shape)) for tensor in self.tensors]
-
-    def most_columns(self, index: int) -> int:
-        """Returns how many tokens a state tensor holds at most; sys.maxsize if there is no limit."""
-        layer = int(self.tensors[index].name.split(".")[0])
-        window, sinks = AttentionSpan.of(self.model.config, self.model.config.layer_types[layer])
-        return sys.maxsize if window is None else window - 1 + sinks
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         inner = self.model.model

@@ -51,18 +51,17 @@ def quietly() -> Iterator[None]:
 def write_causal(graph: CausalGraph, file: Path) -> None:
     """Writes a language model as one graph, for prompts, pieces of prompts and single steps, of any batch size.
 
-    The inputs are `input_ids` and `position_ids` (batch_size, sequence_length), and the state as
-    `past_key_values.{name}`. The outputs are `logits`, and the new state as `present.{name}`. Layers of retention also have
-    a convolution state, `{layer}.conv_state` (batch_size, 1, 1), passed through unchanged, since onnxruntime-genai needs it.
+    Layers of retention also have a convolution state, passed through unchanged, since onnxruntime-genai needs it.
     """
     ids = torch.zeros(TRACED_BATCH, TRACED_TOKENS, dtype=torch.int64)
     position = TRACED_PAST + torch.arange(TRACED_TOKENS).expand(TRACED_BATCH, -1)
     batch, tokens = Dim("batch_size", min=1), Dim("sequence_length", min=1)
-    state, axes = [], []
-    for index, tensor in enumerate(graph.tensors):
-        held = min(TRACED_PAST, graph.most_columns(index))
-        state.append(torch.zeros(TRACED_BATCH, *(held if size is None else size for size in tensor.shape)))
+    state, axes, config = [], [], graph.model.config
+    for tensor in graph.tensors:
         layer = tensor.name.split(".")[0]
+        window, sinks = AttentionSpan.of(config, config.layer_types[int(layer)])
+        held = TRACED_PAST if window is None else min(TRACED_PAST, window - 1 + sinks)
+        state.append(torch.zeros(TRACED_BATCH, *(held if size is None else size for size in tensor.shape)))
         open_axes = {axis + 1: Dim(f"past_{layer}", min=0) for axis, size in enumerate(tensor.shape) if size is None}
         axes.append({0: batch} | open_axes)
     names = [tensor.name for tensor in graph.tensors]
@@ -135,12 +134,7 @@ def write_classifier(model: PreTrainedModel, file: Path, any_size: bool = False)
 
 @quietly()
 def quantize(source: Path, target: Path, kind: str) -> None:
-    """Writes a quantized copy of a float32 file.
-
-    The kind "int8" is dynamic quantization, with 8-bit weights and activations quantized at run time, for CPUs and browsers.
-    "int4" has 4-bit weights in blocks, for ONNX Runtime outside browsers. Both also quantize embeddings, but not the weights
-    of experts.
-    """
+    """Writes a quantized copy of a float32 file. Both kinds also quantize embeddings, but not the weights of experts."""
     model = onnx.load(source)
     graph = model.graph
     weights = {weight.name: weight for weight in graph.initializer}

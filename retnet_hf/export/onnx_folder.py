@@ -17,7 +17,6 @@ from .export_folder import KINDS, exported_to, require_exportable
 from .onnx_file import GREEDY, SUFFIXES, check, check_classifier, quantize, write_causal, write_classifier
 
 
-ProcessorLike = PreTrainedTokenizerBase | ImageProcessingMixin
 CONTEXT = 2**31 - 1  # tokens; the state does not grow, and positions are exact up to here
 MOST_ERROR, MOST_QUANTISED_ERROR = 1e-4, 2.0  # relative to the largest logit; rounding changes random weights a lot
 MOST_BYTES = 1536 * 2**20  # largest size of weights in a file; torch.onnx writes larger weights to a separate file
@@ -37,7 +36,7 @@ class ExportedFile:
 def export_onnx(
     model: PreTrainedModel,
     folder: Path | str,
-    processor: ProcessorLike | None = None,
+    processor: PreTrainedTokenizerBase | ImageProcessingMixin | None = None,
     kinds: Sequence[str] = ("float32",),
     any_size: bool = False,
     overwrite: bool = False,

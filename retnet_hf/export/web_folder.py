@@ -1,8 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Export of a page that runs a language model: a static folder with all files, for any web server.
-
-npm fetches the packages of a page once, at the versions listed here.
-"""
+"""Export of a page that runs a language model: a static folder with all files, for any web server."""
 
 import hashlib
 import json

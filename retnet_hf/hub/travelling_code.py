@@ -67,7 +67,7 @@ class Module:
                 self.later.add(module)
             elif at_top:
                 self.imports |= {(module, imported) for imported in names}
-            if at_top and (names or node is tree.body[0] or ast.unparse(node).startswith("__all__")):
+            if at_top and (names or node is tree.body[0]):
                 del lines[place]
             elif level and module in GPU:
                 lines[place] = [f"{indent}from .{GPU_FILE} import {', '.join(names)}"]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.integrations import use_experts_implementation
 
 
 class Router(nn.Module):
@@ -47,8 +48,9 @@ class Router(nn.Module):
         return weights * config.routed_scaling_factor, experts
 
 
+@use_experts_implementation
 class Experts(nn.Module):
-    """Gated feed-forward networks that keep the weights of all experts in two tensors."""
+    """Gated feed-forward networks with all weights in two tensors, computed by the implementation in the configuration."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
@@ -74,9 +76,9 @@ class Experts(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Adds the output of the experts that the router chooses and, if there is one, of the shared expert of all tokens."""
 
-    def __init__(self, config: PreTrainedConfig, experts: nn.Module, shared: nn.Module | None) -> None:
+    def __init__(self, config: PreTrainedConfig, shared: nn.Module | None) -> None:
         super().__init__()
-        self.router, self.experts, self.shared = Router(config), experts, shared
+        self.router, self.experts, self.shared = Router(config), Experts(config), shared
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         rows = hidden_states.flatten(0, -2)

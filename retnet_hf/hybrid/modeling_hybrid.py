@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
-from transformers.integrations import use_experts_implementation
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.processing_utils import Unpack
@@ -193,11 +192,6 @@ class RetNetLatentAttention(nn.Module):
         return self.o_proj(output.transpose(1, 2).flatten(2)), weights
 
 
-@use_experts_implementation
-class RetNetExperts(Experts):
-    """Experts that transformers computes by the implementation in the configuration, by default grouped matrix products."""
-
-
 class RetNetHybridDecoderLayer(RetNetDecoderLayer):
     """A token mixer and a feed-forward network, of the types that the configuration has for this layer."""
 
@@ -219,7 +213,7 @@ class RetNetHybridDecoderLayer(RetNetDecoderLayer):
             self.mixer_name = "attention"
         if config.has_experts(layer_idx):
             shared = config.n_shared_experts * config.moe_intermediate_size
-            self.mlp = MixtureOfExperts(config, RetNetExperts(config), RetNetMLP(config, shared) if shared else None)
+            self.mlp = MixtureOfExperts(config, RetNetMLP(config, shared) if shared else None)
         else:
             self.mlp = RetNetMLP(config, config.intermediate_size)
 
@@ -316,9 +310,8 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         """Returns the rotation in layers of softmax attention, at the positions (B|1, T) given, or else at the plan's."""
         config, scale = self.config, 1.0
         if config.attention_log_base is not None:
-            grown = (
-                (plan.layout.call_position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
-            )
+            wide = torch.promote_types(dtype, torch.float32)
+            grown = (plan.layout.call_position + config.attention_log_base).to(wide).log()
             scale = grown[:, None, :, None] / math.log(config.attention_log_base)  # (B|1, 1, T, 1)
         angles = None
         if self.attention_rotary is self.rotary and position is None:
@@ -328,10 +321,11 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         return Rotation(angles, scale, HALF_PRECISION)
 
 
+RetNetHybridPreTrainedModel.model_class = RetNetHybridModel  # of all heads below
+
+
 class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
     """A hybrid with a language modelling head."""
-
-    model_class = RetNetHybridModel
 
     def loss_and_logits(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor | None, Tensor | None]:
         scaling = self.config.logits_scaling
@@ -369,22 +363,14 @@ class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
 class RetNetHybridForMaskedLM(RetNetHybridPreTrainedModel, RetNetForMaskedLM):
     """A hybrid encoder with a head that fills in masked tokens."""
 
-    model_class = RetNetHybridModel
-
 
 class RetNetHybridForSequenceClassification(RetNetHybridPreTrainedModel, RetNetForSequenceClassification):
     """A hybrid with a classifier that reads the last token that is not padding."""
-
-    model_class = RetNetHybridModel
 
 
 class RetNetHybridForTokenClassification(RetNetHybridPreTrainedModel, RetNetForTokenClassification):
     """A hybrid with a classifier on every token."""
 
-    model_class = RetNetHybridModel
-
 
 class RetNetHybridForQuestionAnswering(RetNetHybridPreTrainedModel, RetNetForQuestionAnswering):
     """A hybrid that marks the span of an answer."""
-
-    model_class = RetNetHybridModel

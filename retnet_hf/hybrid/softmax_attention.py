@@ -37,7 +37,6 @@ from .attention_columns import (
 # A layer with a window computes this many queries at a time, so that time and memory are linear in the length of a text.
 # On a CPU, smaller blocks cost little overhead: a layer with a window of 64 takes half the time.
 QUERIES_AT_A_TIME, QUERIES_ON_CPU = 1024, 128
-EVERYTHING = AttentionSpan()
 # All columns of a state after it reads new tokens, those that it keeps, and the indices of these from `kept_columns`.
 Reading = tuple[Columns, Columns, Tensor | None]
 
@@ -55,7 +54,7 @@ class AttentionStateLayer(StateLayer):
 
     SAVED = ("keys", "values", "document", "count", "position", "next_position", "cumulative_length")
 
-    def __init__(self, reach: AttentionSpan = EVERYTHING, sizes: tuple[int, ...] = (), **kwargs) -> None:
+    def __init__(self, reach: AttentionSpan, sizes: tuple[int, ...]) -> None:
         super().__init__()
         self.reach, self.sizes = reach, sizes
         self.is_sliding = reach.window is not None

@@ -119,6 +119,7 @@ class DistillationTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.teacher = None if teacher is None else teacher.requires_grad_(False).eval().to(self.args.device)
         self.model_accepts_loss_kwargs = False  # the loss is a mean over the tokens of a batch
+        self.label_names = ["input_ids"]  # so that evaluation computes a loss without labels
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -133,14 +134,6 @@ class DistillationTrainer(Trainer):
             head = self.accelerator.unwrap_model(model).get_output_embeddings()
             loss = divergence_from(model, head, self.teacher, ids, mask)
         return (loss, {}) if return_outputs else loss
-
-    def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
-    ) -> tuple[Tensor, None, None]:
-        """Returns the mean divergence."""
-        with torch.no_grad(), self.compute_loss_context_manager():
-            loss = self.compute_loss(model, self._prepare_inputs(inputs))
-        return loss.detach(), None, None
 
 
 class StoredTeacher(Dataset):

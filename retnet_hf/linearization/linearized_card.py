@@ -88,12 +88,10 @@ def _recall_sentences(report: Report, recalled: list[tuple[str, float, int, floa
         for _, chance, count, theirs, ours in recalled
         if theirs > chance + 3 * math.sqrt(chance * (1 - chance) / count)
     ]
+    found = "Its recall is within a tenth of its source's."
     if not telling:
-        return [guessing, "The source itself hardly does better than guessing, so that these rows say nothing."]
-    if any(ours < 0.9 * theirs for theirs, ours in telling):
-        return [
-            guessing,
-            "**It recalls less than its source**: it may fail to quote details of a long text word by word. "
-            "Layers of softmax attention (`--keep-attention`) or windows of softmax attention (`--window`) recover some.",
-        ]
-    return [guessing, "Its recall is within a tenth of its source's."]
+        found = "The source itself hardly does better than guessing, so that these rows say nothing."
+    elif any(ours < 0.9 * theirs for theirs, ours in telling):
+        found = "**It recalls less than its source**: it may fail to quote details of a long text word by word. Layers "
+        found += "of softmax attention (`--keep-attention`) or windows of softmax attention (`--window`) recover some."
+    return [guessing, found]

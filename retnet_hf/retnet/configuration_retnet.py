@@ -460,6 +460,3 @@ class RetNetConfig(ConfigMixin, PreTrainedConfig):
         self._check_decay_range(layers)
         allowed = f"one name, or a list with one name for each layer (num_hidden_layers is {layers})"
         self._require(not isinstance(self.feature_map, list) or len(self.feature_map) >= layers, "feature_map", allowed)
-
-
-__all__ = ["RetNetConfig"]

@@ -760,14 +760,3 @@ class RetNetForQuestionAnswering(GenericForQuestionAnswering, RetNetWithHead):
         super(GenericForQuestionAnswering, self).__init__(config)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
-
-
-__all__ = [
-    "RetNetForCausalLM",
-    "RetNetForMaskedLM",
-    "RetNetForQuestionAnswering",
-    "RetNetForSequenceClassification",
-    "RetNetForTokenClassification",
-    "RetNetModel",
-    "RetNetPreTrainedModel",
-]

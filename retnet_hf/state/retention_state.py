@@ -723,6 +723,3 @@ def _unflatten(tensors: list[Tensor | None], context: tuple[PreTrainedConfig, bo
 
 # Lets `torch.export` pass a state to a program, and return it, as plain tensors.
 pytree.register_pytree_node(RetNetState, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
-
-
-__all__ = ["RetNetState", "RetNetStateLayer"]

@@ -1,9 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""State tuning: training only the initial state of a language model.
-
-A model with a learned initial state behaves as if it had read a text that asks for a task. All weights stay unchanged, the
-state is a small file (2 MB for 37 million parameters), and inference costs the same.
-"""
+"""State tuning: training only the initial state of a language model, as if it had read a text that asks for a task."""
 
 import os
 from typing import Any

@@ -1,9 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Texts longer than memory: exact scores in one pass, and training with the state carried from segment to segment.
-
-A RetNet needs only its state of the tokens that it has read. It reads a text in segments, in constant memory, with the same
-result as reading the text at once.
-"""
+"""Texts longer than memory: exact scores in one pass, and training with the state carried from segment to segment."""
 
 import itertools
 import math

@@ -1,9 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Image processors of ViR, RMT and MetaFormer, which compute `pixel_values` from pictures.
-
-As in transformers, every processor has two classes. The class with the plain name uses torchvision if it is installed, and
-otherwise Pillow and NumPy. The class with a name that ends in "Pil" always uses Pillow and NumPy.
-"""
+"""Image processors of ViR, RMT and MetaFormer, which compute `pixel_values` from pictures."""
 
 from typing import Any
 

@@ -19,15 +19,11 @@ Names and shapes:
     B batch        Y rows            X columns         H heads           T = Y X tokens, numbered row by row
     K key size     V value size      S the state of one column, (K, V)
 
-    query, key  (B, H, Y, X, K)      value (B, H, Y, X, V)      states (B, H, X, K, V)      log_decay (H,) = ln γ
-
 Rules that hold in every form:
 
 * A masked token (``mask`` False) adds nothing to any other token. Its own output is finite and has no meaning. It keeps its
   place on the grid: a step across it decays like any other, whereas in a sequence masked tokens cause no decay.
-* Arithmetic and state are float32, or float64 if an input is, and the output keeps that type.
-* Every form is differentiable in all of its operands, ln γ included. Unless ln γ is learned, the chunkwise form keeps only
-  its operands for the backward pass.
+* Every form is differentiable in all of its operands, ln γ included.
 """
 
 import math
@@ -197,8 +193,8 @@ class ChunkwiseManhattanRetention(torch.autograd.Function):
 
         dQ = (dO Vᵀ ⊙ D) K,    dK = (V dOᵀ ⊙ D) Q,    dV = (K Qᵀ ⊙ D) dO
 
-    It saves query, key and value for the backward pass, O(T (K + V)). Autograd would also save the scores and states of all
-    tiles.
+    It saves query, key and value, O(T (K + V)). Autograd, which is used if ln γ is learned, also saves the scores and states
+    of all tiles.
     """
 
     forward = staticmethod(chunkwise_manhattan_retention)

@@ -51,11 +51,8 @@ class MetaFormerPooling(nn.Module):
         return mean - hidden_states, None
 
 
-class MetaFormerIdentity(nn.Module):
+class MetaFormerIdentity(nn.Identity):
     """Returns the tokens unchanged."""
-
-    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
-        super().__init__()
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
         return hidden_states, None
@@ -244,11 +241,9 @@ class MetaFormerForImageClassification(ImageClassifierMixin, MetaFormerPreTraine
 
     model_class = MetaFormerModel
 
-    def __init__(self, config: MetaFormerConfig) -> None:
-        super().__init__(config)
-        self.norm = MetaFormerNorm(config, config.hidden_size)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels > 0 else nn.Identity()
-        self.post_init()
+    def add_head(self, config: MetaFormerConfig, size: int) -> None:
+        self.norm = MetaFormerNorm(config, size)
+        super().add_head(config, size)
 
     def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:
         normed = self.norm(outputs.last_hidden_state.permute(0, 2, 3, 1))  # (B, R, L, C)

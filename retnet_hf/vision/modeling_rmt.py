@@ -276,15 +276,13 @@ class RMTForImageClassification(ImageClassifierMixin, RMTPreTrainedModel):
 
     model_class = RMTModel
 
-    def __init__(self, config: RMTConfig) -> None:
-        super().__init__(config)
+    def add_head(self, config: RMTConfig, size: int) -> None:
         self.projection = RMTProjection(config)
-        self.classifier = nn.Linear(config.projection_size, config.num_labels) if config.num_labels > 0 else nn.Identity()
+        super().add_head(config, config.projection_size)
         self.token_classifier = None
         if config.token_classifier_input is not None and config.num_labels > 0:
-            sizes = {"projection": config.projection_size, "hidden_states": config.hidden_size}
+            sizes = {"projection": config.projection_size, "hidden_states": size}
             self.token_classifier = nn.Linear(sizes[config.token_classifier_input], config.num_labels)
-        self.post_init()
 
     def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:
         tokens = outputs.last_hidden_state.permute(0, 2, 3, 1)  # (B, R, L, C)

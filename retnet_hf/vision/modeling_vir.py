@@ -379,11 +379,6 @@ class ViRForImageClassification(ImageClassifierMixin, ViRPreTrainedModel):
 
     model_class = ViRModel
 
-    def __init__(self, config: ViRConfig) -> None:
-        super().__init__(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels > 0 else nn.Identity()
-        self.post_init()
-
     @torch.no_grad()
     def classify_bands(
         self, bands: Iterable[Tensor], image_size: tuple[int, int], retention_form: str | None = None

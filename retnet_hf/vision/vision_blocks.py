@@ -154,6 +154,12 @@ class ImageClassifierMixin:
         super().__init__(config)
         self.num_labels = config.num_labels
         setattr(self, self.base_model_prefix, self.model_class(config))
+        self.add_head(config, config.hidden_size)
+        self.post_init()
+
+    def add_head(self, config: PreTrainedConfig, size: int) -> None:
+        """Creates the modules that compute logits from tokens of `size` channels."""
+        self.classifier = nn.Linear(size, config.num_labels) if config.num_labels > 0 else nn.Identity()
 
     @can_return_tuple
     def forward(

@@ -13,7 +13,7 @@ from rich.console import Console
 from retnet_hf.conversion.errors import first_line, printable
 
 from ..errors import InputError
-from ..interrupts import handling
+from ..interrupts import handling, leaving_order
 from ..named_inputs import model_source
 from ..options import Model, RepetitionPenalty, Temperature, TopK, TopP, WriterThreads, loading, run_option, sampling_option
 
@@ -96,7 +96,7 @@ def lines(tell: Callable[[str], object]) -> Iterator[str]:
     asks = sys.stdin.isatty()
     while True:
         try:
-            with handling(signal.default_int_handler, signal.SIGINT):
+            with leaving_order():
                 yield input("> " if asks else "")
         except EOFError:
             return

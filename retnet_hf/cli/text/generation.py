@@ -1,9 +1,5 @@
 # Copyright 2026 The retnet_hf authors. SPDX-License-Identifier: Apache-2.0
-"""Loading of saved language models, timed generation of text, and conversations.
-
-In a conversation, the model reads each turn once and keeps its state between turns. The state of a RetNet can be saved with
-the messages. Rewinding and branching use a copy of the state.
-"""
+"""Loading of saved language models, timed generation of text, and conversations."""
 
 import copy
 import itertools
@@ -242,7 +238,10 @@ def memory_of(said: Any, vocabulary: int) -> Memory:
 
 
 class Conversation:
-    """A conversation of a user and a model that can be rewound, branched and saved. `arguments`: of `generate`."""
+    """A conversation of a user and a model, which reads each turn once. It can be rewound, branched and saved.
+
+    `arguments`: of `generate`.
+    """
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, arguments: dict, system: str | None = None
