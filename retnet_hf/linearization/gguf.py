@@ -5,7 +5,6 @@
 model would stay marked as quantised.
 """
 
-import hashlib
 import importlib.metadata
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 import transformers
 from huggingface_hub import ModelCard, ModelCardData, constants
+from huggingface_hub.utils.sha import sha_fileobj
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from .transfer import SourceError
@@ -47,7 +47,7 @@ def unpacked(file: Path) -> Path:
         SourceError: if transformers cannot read the file.
     """
     with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        digest = sha_fileobj(opened).hex()
     folder = Path(constants.HF_HOME) / "retnet_hf" / "gguf" / f"{file.stem}-{digest[:8]}"
     if folder.is_dir():
         return folder
