@@ -154,7 +154,7 @@ class Plan:
         if result is None or rate is None:
             return []
         cell = functools.partial(self.language, row.model, row.options, learning_rate=rate)
-        return [cell(tokens=round(tokens * result["ratio"], -3), seed=seed) for seed in self.size.seeds]
+        return [cell(tokens=int(round(tokens * result["ratio"], -3)), seed=seed) for seed in self.size.seeds]
 
     def rate_cells(
         self, make: Callable[..., Cell], model: str, options: dict[str, Any], **fields: Any

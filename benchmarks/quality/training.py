@@ -17,7 +17,8 @@ from retnet_hf import MuonAdamW
 WEIGHT_DECAY, BETAS, CLIP = 0.1, (0.9, 0.95), 1.0
 # of MuonAdamW for other models than ours: those with which they learn best
 RWKV = ("attention.value", "attention.output", "feed_forward.key", "feed_forward.value")
-MATRICES = {"llama": ("_proj",), "rwkv": RWKV, "vit": ("_proj", "fc1", "fc2")}
+ALL = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down"))
+MATRICES = {"llama": ALL, "rwkv": RWKV, "vit": (*ALL, "fc1", "fc2")}
 WARMUP, LAST_RATE = 0.05, 0.1  # share of the steps; share of the highest learning rate
 
 

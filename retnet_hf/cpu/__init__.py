@@ -120,8 +120,8 @@ def compile(
     A program is a decode step of a layer of retention, or the product of one token with the weight of the head, of softmax
     attention, or of a layer with experts or learned angles. It is compiled once, in ten to thirty seconds, and stored in a
     file. Equal layers share it. It multiplies weights by the kernel that is fastest in a trial, and weights of torchao
-    (`Int8WeightOnlyConfig`, `IntxWeightOnlyConfig` with `torch.int4` in groups) as integers. A warning counts the linear
-    layers that have no program, and says why. Without programs, no compiler is needed: products of one token use a faster
+    (`Int8WeightOnlyConfig`, `IntxWeightOnlyConfig` with `torch.int4` in groups) as integers. Warnings count the layers
+    that have no program, and say why. Without programs, no compiler is needed: products of one token use a faster
     kernel of PyTorch, if there is one.
 
     With autocast, hooks, training mode, recorded gradients or `torch.export`, or with weights that were replaced or moved
@@ -175,6 +175,9 @@ def install_steps(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], pro
         some = f"{left} of {len(candidates)} layers of retention, since they have experts or learned angles"
         logger.warning(f"retnet_hf.cpu.compile compiles only the products of {some}. PyTorch computes the rest.")
     of_steps = layer_programs(layers, fast.config, folder, batch_sizes)
+    if left := len(layers) - len(of_steps):
+        some = f"{left} of {len(layers)} layers of retention, since they have hooks or linear layers without a program"
+        logger.warning(f"retnet_hf.cpu.compile makes no programs of steps for {some}.")
     of_prompts = prompt_programs(list(of_steps), fast.config, folder) if prompts else {}
     if prompts and (left := len(of_steps) - len(of_prompts)):
         logger.warning(f"prompts=True makes no programs for {left} of {len(of_steps)} layers: they are quantised.")

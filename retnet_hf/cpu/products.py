@@ -121,7 +121,7 @@ def is_faster_as_vector(size: int, inputs: int, dtype: torch.dtype, threads: int
 def obstacle(layer: nn.Module) -> str:
     """Returns why `product_of` returns None for a layer."""
     if type(layer) is not nn.Linear:
-        return f"are of class {type(layer).__name__}"
+        return f"are of class {type(layer).__module__}.{type(layer).__qualname__}"
     if layer.weight.device.type != "cpu":
         return f"are on the device {layer.weight.device}"
     return "have hooks" if has_hooks(layer.modules()) else f"have weights ({type(layer.weight).__name__}) without a kernel"

@@ -216,7 +216,7 @@ def on_two():
             same_other_model(model, whole, inputs, f"{engine}, {name}", *share)
 
     for name, optimizer_of in OPTIMIZERS.items():
-        model = distributed(folder / "fla", fsdp_size=2)
+        model = distributed(folder / "hybrid", fsdp_size=2)
         train(model, (0, 1), optimizer := optimizer_of(model), rank, 2)
         model.save_pretrained(folder / name / "sharded", distributed_checkpoint=True)
         save_optimizer_distributed(model, optimizer, str(folder / name / "optimizer"))
@@ -238,7 +238,7 @@ def on_four():
         model = distributed(folder / name / "sharded", fsdp_size=2, tp_size=2)
         load_optimizer_distributed(model, optimizer := optimizer_of(model), str(folder / name / "optimizer"))
         train(model, (2, 3), optimizer, rank // 2, 2)
-        whole = AutoModelForCausalLM.from_pretrained(folder / "fla", dtype=torch.float64)
+        whole = AutoModelForCausalLM.from_pretrained(folder / "hybrid", dtype=torch.float64)
         train(whole, range(4), optimizer_of(whole))
         for (name, weight), expected in zip(model.named_parameters(), whole.parameters()):
             same(full(weight), expected, f"resumed, {name}", 1e-8)  # Adam divides by the size of gradients

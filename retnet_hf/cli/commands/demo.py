@@ -71,7 +71,7 @@ def demo(
             for package in PACKAGES.items():
                 fetched(*package)  # fails before the training if something is missing
 
-    recipe = Recipe(preset="tiny", vocab_size=2048, batch_size=4, lr=5e-3)
+    recipe = Recipe(preset="tiny", vocab_size=2048, batch_size=4, lr=1e-2, weight_decay=0.6)
     reserve = min(0.4, 0.2 * minutes)  # for loading libraries before training, and for generation after it
     with console.status("reading the text, preparing tokenizer and model"):
         course = Course(epochs=4, minutes=minutes - reserve, started=started)

@@ -56,7 +56,9 @@ def train(
     ] = None,
     optimizer: Annotated[
         Literal["muon", "adamw"] | None,
-        training_option(help="Muon is for values, outputs, feed-forward.", show_default="muon; adamw with --from"),
+        training_option(
+            help="Muon updates values, outputs, feed-forward; AdamW the rest.", show_default="muon; adamw with --from"
+        ),
     ] = None,
     weight_decay: Annotated[float, training_option(min=0.0, help="Weight decay.")] = 0.1,
     form: Annotated[Literal["auto", "parallel", "chunkwise"], training_option(help="Form of retention.")] = "auto",

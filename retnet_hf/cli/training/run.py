@@ -447,8 +447,8 @@ class TextRun(TrainingRun):
     def trainer(self, **kwargs: Any) -> Trainer:
         recipe, collator = self.recipe, functools.partial(collate, form=self.recipe.form)
         if recipe.optimizer == "muon":
-            options = {"model": self.model, "lr": recipe.lr, "weight_decay": recipe.weight_decay}
-            kwargs["optimizer_cls_and_kwargs"] = MuonAdamW, options
+            options = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+            kwargs["optimizer_cls_and_kwargs"] = (lambda: MuonAdamW), options
         return Trainer(args=self.arguments(), data_collator=collator, processing_class=self.tokenizer, **kwargs)
 
     def finish(self, trainer: Trainer) -> None:
