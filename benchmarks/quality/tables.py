@@ -102,15 +102,12 @@ class Report:
         """Returns relative times, and perplexities after each number of tokens, of models with initialisation by fan-in."""
         plan, lines = self.plan, []
         numbers, last = (plan.size.short, plan.size.middle, plan.size.long), str(plan.size.lengths[-1])
-        found = {
-            row.title: (row, [self.measured(row, plan.language, tokens=tokens) for tokens in numbers])
-            for row in (*studies.LONGER, *studies.MUON)
-        }
-        for title, (row, after) in found.items():
+        for row in (*studies.LONGER, *studies.MUON):
+            after = [self.measured(row, plan.language, tokens=tokens) for tokens in numbers]
             known = [results for results in after if results is not None]
             if known:
                 shown = ["" if results is None else perplexity(results) for results in after]
-                lines.append([title, self.seconds(row), *shown, perplexity(known[-1], last)])
+                lines.append([row.title, self.seconds(row), *shown, perplexity(known[-1], last)])
         header = ["model", "seconds", *(f"{tokens / 1e6:g}M tokens" for tokens in numbers)]
         longer = [self.results_of(plan.as_long(tokens)) for tokens in numbers]
         if None not in longer:

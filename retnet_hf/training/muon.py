@@ -18,6 +18,7 @@ class MuonAdamW(torch.optim.Optimizer):
         Trainer(model, ..., optimizer_cls_and_kwargs=(lambda: MuonAdamW, {"lr": 6e-3, "weight_decay": 0.1}))
 
     Args:
+        model: the model to train. Parameters that require no gradients are left out.
         lr, weight_decay: of all parameters, but vectors, such as norms and biases, have no weight decay.
         betas: of AdamW. The first is also Muon's momentum.
         matrices: names, or ends of dotted names, of the linear layers whose weights Muon updates.
@@ -41,9 +42,10 @@ class MuonAdamW(torch.optim.Optimizer):
             given = f"lr={lr}, weight_decay={weight_decay} and betas={betas}"
             raise ValueError(f"lr and weight_decay must not be negative, and betas must be in [0, 1), got {given}.")
         groups: list[dict[str, Any]] = [{"params": []}, {"params": []}, {"params": [], "weight_decay": 0.0}]
+        ends = tuple(f".{end}.weight" for end in matrices)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                named = f".{name}".endswith(tuple(f".{end}.weight" for end in matrices))
+                named = f".{name}".endswith(ends)
                 is_vector = sum(size > 1 for size in parameter.shape) < 2
                 groups[0 if named and parameter.ndim == 2 else 1 + is_vector]["params"].append(parameter)
         if not groups[0]["params"]:

@@ -108,21 +108,26 @@ def test_what_programs_do_not_compute_the_layers_do(made, tmp_path):
         handle.remove()
 
 
-def test_what_hooks_compute_is_in_no_file(made, tmp_path):
+def test_what_hooks_compute_is_in_no_file(made, tmp_path, monkeypatch):
     """A program of a hooked layer would be loaded by others, which have no hooks."""
-    model = small_model()
+    warnings, model = [], small_model()
+    monkeypatch.setattr(cpu.logger, "warning", warnings.append)
     handle = model.model.layers[0].retention.register_forward_hook(lambda module, inputs, output: (0 * output[0], output[1]))
     fast = compiled(model, tmp_path)
     assert number_of_programs(fast) == 1
+    assert "no programs of steps for 1 of 2 layers of retention, since they have hooks" in warnings[0]
     same(read(fast, random_ids(1, 7)), read(model, random_ids(1, 7)))
     handle.remove()
     same(read(compiled(model, tmp_path), random_ids(1, 7)), read(model, random_ids(1, 7)))
 
 
-def test_layers_without_plain_weights_have_no_programs(made, tmp_path):
+def test_layers_without_plain_weights_have_no_programs(made, tmp_path, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(cpu.programs.logger, "warning", warnings.append)
     model = torch.ao.quantization.quantize_dynamic(small_model(), {nn.Linear})
     fast = compiled(model, tmp_path)
     assert number_of_programs(fast) == 0
+    assert "are of class torch.ao.nn.quantized.dynamic.modules.linear.Linear" in warnings[0]
     same(read(fast, random_ids(1, 7)), read(model, random_ids(1, 7)))
 
     class Quantised(nn.Parameter):
